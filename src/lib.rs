@@ -1,0 +1,6 @@
+//! Hedgerow: a sidecar proxy for the outbound tool calls of LLM agents.
+
+pub mod config;
+pub mod error;
+pub mod units;
+pub mod wire;

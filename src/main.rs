@@ -1,0 +1,3 @@
+//! The `hedgerow` binary.
+
+fn main() {}

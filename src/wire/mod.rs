@@ -1,0 +1,3 @@
+//! Protocol hygiene: what HTTP demands of any proxy, with no policy in it.
+
+pub mod authority;
