@@ -3,4 +3,5 @@
 pub mod config;
 pub mod error;
 pub mod units;
+pub mod upstream;
 pub mod wire;
