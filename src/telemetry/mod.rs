@@ -1,0 +1,3 @@
+//! What can be seen of hedgerow from outside: numbers, a line for each request, and operational messages.
+
+pub mod metrics;
