@@ -28,8 +28,8 @@ use hickory_resolver::config::{
     ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::net::{DnsError, NetError};
-use hickory_resolver::proto::op::Query;
+use hickory_resolver::net::{DnsError, NetError, NoRecords};
+use hickory_resolver::proto::op::{Query, ResponseCode};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Hosts, TokioResolver, system_conf};
 use parking_lot::Mutex;
@@ -254,10 +254,14 @@ fn says_more(error: &NetError, than: Option<&NetError>) -> bool {
     than.is_none_or(|other| is_miss(other) && !is_miss(error))
 }
 
-/// Asks for one family; an answer without addresses is hickory's "no records found".
+/// Asks for one family. No address is an error, whether the server says so or only sends none.
 async fn ask(servers: TokioResolver, name: Name, family: RecordType) -> Result<Vec<IpAddr>, NetError> {
     let lookup = servers.lookup(name, family).await?;
-    Ok(lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect())
+    let addresses: Vec<IpAddr> = lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect();
+    if addresses.is_empty() {
+        return Err(NoRecords::new(lookup.query().clone(), ResponseCode::NoError).into());
+    }
+    Ok(addresses)
 }
 
 fn server(address: &SocketAddr) -> NameServerConfig {
@@ -446,6 +450,30 @@ mod tests {
         let elapsed = begin.elapsed();
         assert!(elapsed >= Duration::from_millis(195) && elapsed < Duration::from_secs(2), "{elapsed:?}");
         assert!(resolver.0.flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_lost_question_is_asked_again_within_the_timeout() {
+        let lost = Mutex::new(2); // the first packet of each family
+        let stub = Stub::start(move |_, _| {
+            let mut left = lost.lock();
+            if *left > 0 {
+                *left -= 1;
+                return Silence;
+            }
+            Records(60, ips(&["192.0.2.1"]))
+        })
+        .await;
+        assert_eq!(stub.resolver(3000, "").lookup("a.example").await, Ok(ips(&["192.0.2.1"])));
+    }
+
+    #[tokio::test]
+    async fn names_that_only_machines_use_are_asked_for() {
+        let stub = Stub::start(|_, _| Records(60, ips(&["192.0.2.1"]))).await;
+        let resolver = stub.resolver(5000, "");
+        for name in ["my_tool.svc.example", "_x.example", "xn--bcher-kva.example", "1a.example"] {
+            assert_eq!(resolver.lookup(name).await, Ok(ips(&["192.0.2.1"])), "{name}");
+        }
     }
 
     #[tokio::test]
