@@ -209,7 +209,7 @@ fn write_all(waiting: &Receiver<(Form, AccessRecord)>, out: impl Write, lost: &C
     while let Ok(first) = waiting.recv() {
         let mut batch = 0;
         let mut result = Ok(());
-        for (form, record) in std::iter::once(first).chain(waiting.try_iter()) {
+        for (form, record) in std::iter::once(first).chain(waiting.try_iter().take(WAITING)) {
             batch += 1;
             result = result.and_then(|()| match form {
                 Form::Json => record.write_json(&mut out),

@@ -62,6 +62,11 @@ pub async fn connect(addresses: &[IpAddr], port: u16, timeout: Duration) -> Resu
         let stream = TcpStream::connect(SocketAddr::new(ip, port)).await?;
         // Heads and bodies are written separately: Nagle would hold the second for the peer's ACK.
         stream.set_nodelay(true)?;
+        // A dial of a closed local port may be given that very port as its own, and so meet itself (RFC
+        // 9293 section 3.5, simultaneous open). Nobody is there.
+        if stream.local_addr()? == stream.peer_addr()? {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
         Ok(stream)
     })
     .await

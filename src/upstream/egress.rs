@@ -194,12 +194,13 @@ const METADATA_NAMES: [&str; 6] = [
 ];
 
 /// Closed unless `egress.allow` opens it, whatever else the policy says: no tool of an agent lives here.
-const METADATA_RANGES: [IpNet; 8] = [
+const METADATA_RANGES: [IpNet; 9] = [
     v4(169, 254, 0, 0, 16), // link-local (RFC 3927), with most clouds' metadata services
     v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), // link-local (RFC 4291 section 2.5.6)
     v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128), // AWS
     v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), // Google
-    v6([0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 0x254], 128), // Scaleway and others
+    v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42], 128), // Scaleway
+    v6([0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1], 128), // Akamai
     v4(100, 100, 100, 200, 32), // Alibaba
     v4(192, 0, 0, 192, 32), // Oracle, the older generation
     v4(168, 63, 129, 16, 32), // Azure's wire server, a public address only by its number
