@@ -2,5 +2,6 @@
 
 pub mod config;
 pub mod error;
+pub mod policy;
 pub mod units;
 pub mod wire;
