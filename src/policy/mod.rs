@@ -16,3 +16,4 @@
 //! async closure, hides the order of the stages in types and doubles the size of the request's future.
 
 pub mod breaker;
+pub mod bulkhead;
