@@ -16,4 +16,5 @@
 //! async closure, hides the order of the stages in types and doubles the size of the request's future.
 
 pub mod breaker;
+pub mod budget;
 pub mod bulkhead;
