@@ -18,3 +18,7 @@
 pub mod breaker;
 pub mod budget;
 pub mod bulkhead;
+pub mod hedge;
+
+#[cfg(test)]
+mod hedge_simulation;
