@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod error;
+pub mod policy;
 pub mod telemetry;
 pub mod tls;
 pub mod units;

@@ -1,0 +1,24 @@
+//! The policies: each decides one thing about a call, and none knows another.
+//!
+//! They come in three shapes, all plain structs:
+//!
+//! - a **decider** is told what happened and says what to do: the hedge's delay, the extra-load budget;
+//! - a **gate** returns a guard whose `Drop` gives back what was taken: the bulkhead's permit, the
+//!   breaker's admission. There is no way to leave a call, panic and cancellation included, that keeps
+//!   a permit or a probe's place;
+//! - a **recorder** is fed outcomes and answers questions: the breaker's window, the latency window.
+//!
+//! Two rules hold for all of them. Time is an argument (`now`), so tests run hours in microseconds and
+//! no jump of the wall clock matters. Settings are an argument as well and never stored: a reload swaps
+//! the settings and the state lives on, whatever changed.
+//!
+//! The pipeline owns every loop, `select!` and sleep. The alternative, stacked wrappers that take an
+//! async closure, hides the order of the stages in types and doubles the size of the request's future.
+
+pub mod breaker;
+pub mod budget;
+pub mod bulkhead;
+pub mod hedge;
+
+#[cfg(test)]
+mod hedge_simulation;
