@@ -112,8 +112,7 @@ pub enum Stage {
 
 impl Stage {
     /// All of them, for registering metrics.
-    pub const ALL: [Self; 6] =
-        [Self::Arrival, Self::Queue, Self::Dns, Self::Connect, Self::Head, Self::Body];
+    pub const ALL: [Self; 6] = [Self::Arrival, Self::Queue, Self::Dns, Self::Connect, Self::Head, Self::Body];
 
     /// The label value.
     pub fn word(self) -> &'static str {

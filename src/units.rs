@@ -232,7 +232,8 @@ mod tests {
 
     #[test]
     fn what_is_no_duration_is_refused() {
-        for text in ["", "5", "-5s", "5 s", "1e3s", ".5s", "5.s", "5d", "NaNs", "infs", "1.2.3s", "9999999h"] {
+        for text in ["", "5", "-5s", "5 s", "1e3s", ".5s", "5.s", "5d", "NaNs", "infs", "1.2.3s", "9999999h"]
+        {
             assert!(text.parse::<Span>().is_err(), "{text:?} was taken");
         }
     }
