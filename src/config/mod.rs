@@ -1,11 +1,32 @@
 //! The policy as the rest of the crate sees it: typed, complete, nothing optional that has a default.
 //!
 //! A [`Config`] is one immutable snapshot. Listeners take one for each request and keep it to the
-//! request's end, so a reload never mixes two policies. What a user wrote is in [`raw`]; [`build`]
+//! request's end, so a reload never mixes two policies. What a user wrote is in `raw`; `build`
 //! turns it into this and gathers every problem on the way; [`watch`] does so again when the file
 //! changes.
 //!
 //! A stage that is off is `None`; a number that means "no bound" does not exist.
+
+mod build;
+mod de;
+mod effective;
+mod files;
+mod hosts;
+mod load;
+mod notation;
+mod problem;
+mod raw;
+mod report;
+mod schema;
+mod stages;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod unsupported;
+
+pub use load::{Loaded, embedded, load, parse};
+pub use problem::{Path, Place, Problem, Problems, Segment, Severity};
+pub use schema::schema;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

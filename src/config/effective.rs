@@ -1,0 +1,252 @@
+//! The policy in force, printed in the policy's own notation: for `/config` and `explain`.
+//!
+//! Every value is there, defaults included, so that one sees what holds and not what was written; what
+//! is printed is itself a policy that means the same. Secrets and certificates are masked.
+
+use std::fmt::Display;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    AccessLog, Breaker, Config, Covers, Deadline, Egress, EgressRule, Endpoint, Hedge, HedgeAfter,
+    HostPattern, Limits, Origin, OwnState, Rewrite, Route, Stages, StatusSet, UpstreamPolicy, UpstreamTls,
+};
+use crate::units::{ByteSize, Span};
+
+/// What stands for the value of a header that is set, or the content of a file.
+const MASK: &str = "[secret]";
+
+impl Config {
+    /// The policy in force as JSON, which is YAML too. Values of `rewrite.headers.set` are masked, and of
+    /// certificate files it only says that they are there.
+    pub fn effective(&self) -> Value {
+        let named = |policy: &std::sync::Arc<UpstreamPolicy>| (policy.name.to_string(), upstream(policy));
+        json!({
+            "threads": self.threads,
+            "listen": {
+                "proxy": text(self.listen.proxy),
+                "admin": text(self.listen.admin),
+                "clients": texts(&self.listen.clients),
+            },
+            "limits": limits(&self.limits),
+            "dns": { "servers": texts(&self.dns.servers), "timeout": text(Span(self.dns.timeout)) },
+            "egress": egress(&self.egress),
+            "tls": object([("ca_file", self.ca_pem.as_ref().map(|_| json!("[certificates]")))]),
+            "drain": { "quiet": text(Span(self.drain.quiet)), "max": text(Span(self.drain.max)) },
+            "telemetry": { "access_log": match self.telemetry.access_log {
+                AccessLog::Json => "json",
+                AccessLog::Text => "text",
+                AccessLog::Off => "off",
+            } },
+            "defaults": stages(&self.defaults.stages, OwnState { bulkhead: true, breaker: true }),
+            "upstreams": self.upstreams.iter().map(named).collect::<Map<_, _>>(),
+        })
+    }
+}
+
+impl Stages {
+    /// These values in the policy's notation.
+    pub fn effective(&self) -> Value {
+        stages(self, OwnState { bulkhead: true, breaker: true })
+    }
+}
+
+fn limits(limits: &Limits) -> Value {
+    json!({
+        "connections": limits.connections,
+        "head": text(ByteSize(limits.head)),
+        "fields": limits.fields,
+        "target": text(ByteSize(limits.target)),
+        "header_timeout": text(Span(limits.header_timeout)),
+        "keep_alive": text(Span(limits.keep_alive)),
+        "replay_total": text(ByteSize(limits.replay_total)),
+        "upstreams": limits.upstreams,
+    })
+}
+
+fn egress(egress: &Egress) -> Value {
+    json!({
+        "default": if egress.deny_by_default { "deny" } else { "allow" },
+        "deny_private": egress.deny_private,
+        "allow": texts(&egress.allow),
+        "deny": texts(&egress.deny),
+    })
+}
+
+fn upstream(policy: &UpstreamPolicy) -> Value {
+    let mut keys = object([
+        ("hosts", Some(texts(&policy.hosts))),
+        ("endpoint", policy.endpoint.as_ref().map(text)),
+        ("origin", Some(json!(origin(policy.origin)))),
+        ("tls", Some(upstream_tls(&policy.tls))),
+        ("rewrite", policy.rewrite.as_ref().map(rewrite)),
+    ]);
+    merge(&mut keys, policy.stages.effective());
+    merge(&mut keys, json!({ "routes": policy.routes.iter().map(route).collect::<Vec<_>>() }));
+    keys
+}
+
+/// The word of the policy for it.
+pub(super) fn origin(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Auto => "auto",
+        Origin::Http => "http",
+        Origin::Https => "https",
+    }
+}
+
+fn upstream_tls(tls: &UpstreamTls) -> Value {
+    object([
+        ("ca_file", tls.ca_pem.as_ref().map(|_| json!("[certificates]"))),
+        ("server_name", tls.server_name.as_ref().map(text)),
+    ])
+}
+
+fn rewrite(rewrite: &Rewrite) -> Value {
+    let set = rewrite.set.iter().map(|(name, _)| (name.to_string(), json!(MASK)));
+    object([
+        ("path", rewrite.path.as_ref().map(|(from, to)| json!({ "from": from.as_str(), "to": to }))),
+        ("headers", Some(json!({ "set": set.collect::<Map<_, _>>(), "remove": texts(&rewrite.remove) }))),
+    ])
+}
+
+fn route(route: &Route) -> Value {
+    let mut keys = object([
+        ("name", route.name.as_ref().map(text)),
+        ("path", route.path.as_ref().map(|pattern| json!(pattern.glob))),
+        ("methods", Some(&route.methods).filter(|methods| !methods.is_empty()).map(|list| texts(list))),
+        ("idempotent", Some(json!(route.idempotent))),
+    ]);
+    merge(&mut keys, stages(&route.stages, route.own));
+    keys
+}
+
+/// A guard that is not the section's own is left out when it is on: written down, it would become one.
+fn stages(stages: &Stages, own: OwnState) -> Value {
+    let bulkhead =
+        stages.bulkhead.map(|b| json!({ "max_concurrent": b.max_concurrent, "max_queue": b.max_queue }));
+    object([
+        ("connect_timeout", Some(text(Span(stages.connect_timeout)))),
+        ("attempt_timeout", Some(or_off(stages.attempt_timeout.map(|span| text(Span(span)))))),
+        ("stream_idle", Some(text(Span(stages.stream_idle)))),
+        ("tunnel_idle", Some(text(Span(stages.tunnel_idle)))),
+        ("replay_limit", Some(text(ByteSize(stages.replay_limit)))),
+        ("unacceptable", Some(statuses(&stages.unacceptable))),
+        ("deadline", Some(or_off(stages.deadline.as_ref().map(deadline)))),
+        ("hedge", Some(or_off(stages.hedge.as_ref().map(hedge)))),
+        (
+            "extra_load",
+            Some(json!({ "ratio": text(stages.extra_load.ratio), "floor": text(stages.extra_load.floor) })),
+        ),
+        ("bulkhead", Some(or_off(bulkhead)).filter(|value| own.bulkhead || value == "off")),
+        (
+            "breaker",
+            Some(or_off(stages.breaker.as_ref().map(breaker))).filter(|value| own.breaker || value == "off"),
+        ),
+    ])
+}
+
+fn deadline(deadline: &Deadline) -> Value {
+    json!({
+        "default": text(Span(deadline.default)),
+        "max": text(Span(deadline.max)),
+        "reserve": text(Span(deadline.reserve)),
+        "covers": match deadline.covers {
+            Covers::Auto => "auto",
+            Covers::Head => "head",
+            Covers::Body => "body",
+        },
+        "hints": if deadline.hints { "on" } else { "off" },
+        "tell_envoy": deadline.tell_envoy,
+    })
+}
+
+fn hedge(hedge: &Hedge) -> Value {
+    object([
+        (
+            "after",
+            Some(match hedge.after {
+                HedgeAfter::Auto => json!("auto"),
+                HedgeAfter::Percentile(percentile) => {
+                    json!(format!("p{}", percentile.to_string().trim_end_matches('%')))
+                }
+                HedgeAfter::Fixed(span) => text(Span(span)),
+            }),
+        ),
+        ("initial", Some(text(Span(hedge.initial)))),
+        ("min", Some(text(Span(hedge.min)))),
+        ("max", Some(text(Span(hedge.max)))),
+        ("max_extra", Some(json!(hedge.max_extra))),
+        ("methods", Some(texts(&hedge.methods))),
+        ("to", hedge.to.as_ref().map(text)),
+    ])
+}
+
+fn breaker(breaker: &Breaker) -> Value {
+    json!({
+        "consecutive_failures": or_off(breaker.consecutive_failures.map(|failures| json!(failures))),
+        "failure_rate": or_off(breaker.failure_rate.map(text)),
+        "slow_rate": or_off(breaker.slow_rate.map(text)),
+        "slow_after": text(Span(breaker.slow_after)),
+        "window": text(Span(breaker.window)),
+        "min_requests": breaker.min_requests,
+        "open_for": text(Span(breaker.open_for)),
+        "max_open_for": text(Span(breaker.max_open_for)),
+        "half_open_probes": breaker.half_open_probes,
+        "failure_statuses": statuses(&breaker.failure_statuses),
+        "fair_chance": text(Span(breaker.fair_chance)),
+    })
+}
+
+fn statuses(set: &StatusSet) -> Value {
+    set.iter().collect::<Vec<_>>().into()
+}
+
+fn or_off(value: Option<Value>) -> Value {
+    value.unwrap_or_else(|| json!("off"))
+}
+
+fn text(value: impl Display) -> Value {
+    json!(value.to_string())
+}
+
+fn texts<T: Display>(values: &[T]) -> Value {
+    values.iter().map(text).collect()
+}
+
+/// Without the keys that have no value.
+fn object<const N: usize>(keys: [(&str, Option<Value>); N]) -> Value {
+    keys.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect::<Map<_, _>>().into()
+}
+
+fn merge(object: &mut Value, more: Value) {
+    if let (Value::Object(object), Value::Object(more)) = (object, more) {
+        object.extend(more);
+    }
+}
+
+impl Display for HostPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_suffix {
+            f.write_str("*.")?;
+        }
+        f.write_str(&self.name)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+impl Display for EgressRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host(host) => host.fmt(f),
+            Self::Range(range) => range.fmt(f),
+        }
+    }
+}
+
+impl Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (scheme, port) = if self.is_https { ("https", 443) } else { ("http", 80) };
+        write!(f, "{scheme}://{}", self.authority.host_field(port))
+    }
+}

@@ -1,0 +1,157 @@
+//! What a policy draws from outside itself: files and, for secrets, environment variables.
+//!
+//! Each file is read once for a policy, however often it is named, and what was read goes into the
+//! fingerprint, so that the watcher notices a renewed certificate or key. The fingerprint stays inside
+//! the process: with a short secret in it, it would give that secret away to whoever can guess. The
+//! hash that is shown covers the policy and its certificates alone.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+/// Largest file that a policy may name: the public roots of a system are a quarter of it.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Where files and variables come from.
+pub(super) struct Sources {
+    dir: PathBuf,
+    variable: fn(&str) -> Option<String>,
+    read: Mutex<BTreeMap<PathBuf, Result<Arc<[u8]>, String>>>,
+    certificates: Mutex<Fnv>,
+}
+
+impl Sources {
+    /// Paths are relative to `dir`; variables are the process's.
+    pub(super) fn new(dir: &FilePath) -> Self {
+        Self::with_variables(dir, |name| std::env::var(name).ok())
+    }
+
+    /// The same with other variables.
+    pub(super) fn with_variables(dir: &FilePath, variable: fn(&str) -> Option<String>) -> Self {
+        let (read, certificates) = (Mutex::default(), Mutex::default());
+        Self { dir: dir.to_owned(), variable, read, certificates }
+    }
+
+    /// The files that have been asked for, whether they could be read or not.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        self.read.lock().keys().cloned().collect()
+    }
+
+    /// A PEM file with at least one certificate.
+    pub(super) fn certificates(&self, path: &str) -> Result<Arc<[u8]>, String> {
+        let pem = self.file(path)?;
+        let mut found = 0;
+        for certificate in CertificateDer::pem_slice_iter(&pem) {
+            certificate.map_err(|_| "the file is no valid PEM".to_owned())?;
+            found += 1;
+        }
+        if found == 0 {
+            return Err("the file holds no PEM certificate".into());
+        }
+        self.certificates.lock().write(&pem);
+        Ok(pem)
+    }
+
+    /// `text` with `${env:NAME}` and `${file:PATH}` replaced. The error never shows a value.
+    pub(super) fn substitute(&self, text: &str) -> Result<String, String> {
+        let mut result = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("${") {
+            result.push_str(before);
+            let (what, after) = after.split_once('}').ok_or("`${` lacks its `}`")?;
+            result.push_str(&self.substitution(what)?);
+            rest = after;
+        }
+        result.push_str(rest);
+        Ok(result)
+    }
+
+    fn substitution(&self, what: &str) -> Result<String, String> {
+        match what.split_once(':') {
+            Some(("env", name)) => {
+                (self.variable)(name).ok_or_else(|| format!("the environment variable {name} is not set"))
+            }
+            Some(("file", path)) => {
+                let bytes = self.file(path)?;
+                let text = std::str::from_utf8(&bytes).map_err(|_| format!("{path} is not UTF-8"))?;
+                // Editors and `echo` end a file with a line feed that is no part of the secret.
+                let text = text.strip_suffix('\n').unwrap_or(text);
+                Ok(text.strip_suffix('\r').unwrap_or(text).to_owned())
+            }
+            _ => Err("expected `${env:NAME}` or `${file:PATH}`".into()),
+        }
+    }
+
+    fn file(&self, path: &str) -> Result<Arc<[u8]>, String> {
+        let full = self.dir.join(path);
+        let mut read = self.read.lock();
+        read.entry(full.clone()).or_insert_with(|| read_bounded(&full, MAX_FILE).map(Arc::from)).clone()
+    }
+
+    /// Of the policy's text and the certificates it names.
+    pub(super) fn hash(&self, text: &[u8]) -> String {
+        let mut hash = Fnv::default();
+        hash.write(text);
+        let certificates = *self.certificates.lock();
+        if certificates != Fnv::default() {
+            hash.write(&certificates.0.to_be_bytes());
+        }
+        format!("{:016x}", hash.0)
+    }
+}
+
+/// A fingerprint of the policy's text and of the present content of `files`.
+pub(super) fn fingerprint(text: &[u8], files: &[PathBuf]) -> u64 {
+    let mut hash = Fnv::default();
+    hash.write(text);
+    for path in files {
+        match read_bounded(path, MAX_FILE) {
+            Ok(bytes) => {
+                hash.write(&bytes.len().to_be_bytes());
+                hash.write(&bytes);
+            }
+            Err(error) => hash.write(error.as_bytes()),
+        }
+    }
+    hash.0
+}
+
+/// A whole file, unless it is larger than `most`. A device or pipe that never ends is not read on.
+pub(super) fn read_bounded(path: &FilePath, most: u64) -> Result<Vec<u8>, String> {
+    let describe = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+    // Looked at before it is opened, since opening a pipe waits for its writer.
+    if !std::fs::metadata(path).map_err(describe)?.is_file() {
+        return Err(format!("{} is no regular file", path.display()));
+    }
+    let file = std::fs::File::open(path).map_err(describe)?;
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(describe)?;
+    if bytes.len() as u64 > most {
+        return Err(format!("{} is larger than {most} bytes", path.display()));
+    }
+    Ok(bytes)
+}
+
+/// FNV-1a of 64 bits: tells versions of a file apart and is the same on every machine. It is no
+/// protection against someone who builds collisions, who could edit the policy just as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! From a file or text to a [`Loaded`] policy: the steps in order.
+
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use super::files::{Sources, fingerprint, read_bounded};
+use super::problem::{Path, Place, Problem, Problems, Severity};
+use super::report::Report;
+use super::tree::{self, Node, Value};
+use super::{Config, build, de, raw, unsupported};
+
+/// A policy with what is worth telling about it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The policy.
+    pub config: Config,
+    /// What probably does not do what its author thinks.
+    pub warnings: Problems,
+    /// The file as it was written, for [`explain`](super::explain).
+    pub(super) tree: Node,
+}
+
+/// What the watcher compares: the policy's and its files' content, and which files those are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Version {
+    pub(super) fingerprint: u64,
+    pub(super) files: Vec<PathBuf>,
+}
+
+/// Loads the policy in `path`, with the files and variables that it names. Blocks.
+///
+/// # Errors
+/// Every problem that keeps it from being used, in the file's order.
+pub fn load(path: &FilePath) -> Result<Loaded, Problems> {
+    read(path).1
+}
+
+/// The same, with the version that was looked at even if it is no good.
+pub(super) fn read(path: &FilePath) -> (Version, Result<Loaded, Problems>) {
+    let name = path.display().to_string();
+    let bytes = match read_bounded(path, tree::MAX_FILE as u64) {
+        Ok(bytes) => bytes,
+        Err(message) => {
+            let version = Version { fingerprint: fingerprint(message.as_bytes(), &[]), files: Vec::new() };
+            let problem = Problem::error(Place::START, Path::root(), message);
+            return (version, Err(Problems::new(&name, "", vec![problem])));
+        }
+    };
+    let dir = path.parent().unwrap_or(FilePath::new(""));
+    let sources = Sources::new(dir);
+    let result = match std::str::from_utf8(&bytes) {
+        Ok(text) => load_text(&name, text, &sources),
+        Err(error) => {
+            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
+            let problem = Problem::error(Place { line, column: 1 }, Path::root(), "the file is not UTF-8");
+            Err(Problems::new(&name, "", vec![problem]))
+        }
+    };
+    let files = sources.files();
+    (Version { fingerprint: fingerprint(&bytes, &files), files }, result)
+}
+
+/// Loads a policy from text; the files that it names are relative to `dir`.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(text: &str, dir: &FilePath) -> Result<Loaded, Problems> {
+    load_text("policy", text, &Sources::new(dir))
+}
+
+/// The policy that holds without a file.
+pub fn embedded() -> Config {
+    let loaded = parse(include_str!("default.yaml"), FilePath::new(""));
+    loaded.expect("a test loads the embedded policy").config
+}
+
+pub(super) fn load_text(name: &str, text: &str, sources: &Sources) -> Result<Loaded, Problems> {
+    let mut tree = tree::parse(text).map_err(|problem| Problems::new(name, text, vec![problem]))?;
+    let mut problems = Vec::new();
+    if text.contains("${") {
+        refuse_stray_substitutions(&mut tree, &mut problems);
+    }
+    unsupported::refuse(&mut tree, &mut problems);
+    let policy: raw::Policy = de::from_tree(&mut tree, &mut problems);
+    let report = Report::new(&tree);
+    let mut config = build::build(&policy, &report, sources);
+    config.hash = sources.hash(text.as_bytes());
+    problems.append(&mut report.into_problems());
+    if problems.iter().any(|problem| problem.severity == Severity::Error) {
+        return Err(Problems::new(name, text, problems));
+    }
+    Ok(Loaded { config, warnings: Problems::new(name, text, problems), tree })
+}
+
+/// `${` means something where secrets stand and in a path's replacement. Elsewhere a person hopes in
+/// vain that it does.
+fn refuse_stray_substitutions(tree: &mut Node, problems: &mut Vec<Problem>) {
+    let mut stray = Vec::new();
+    tree.for_each(&mut |path: &Path, place, value| {
+        if let Value::Text(text) = value
+            && text.contains("${")
+            && !path.is_header_value()
+            && !path.is_rewrite_path()
+        {
+            stray.push((path.clone(), place));
+        }
+    });
+    for (path, place) in stray {
+        tree.cut(&path);
+        let message = "`${…}` is only replaced in the values of rewrite.headers.set";
+        problems.push(Problem::error(place, path, message));
+    }
+}
+
+impl Loaded {
+    /// The policy, ready to be shared.
+    pub fn into_shared(self) -> Arc<Config> {
+        Arc::new(self.config)
+    }
+}

@@ -1,0 +1,73 @@
+//! Collects what [`build`](super::build) finds wrong, with the place in the file.
+//!
+//! A key that is inherited belongs to the section that set it: a bad value in the defaults is told once,
+//! in its own line, however many upstreams inherit it.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+
+use super::de::MOST_PROBLEMS;
+use super::problem::{Path, Place, Problem, Severity};
+use super::tree::Node;
+
+/// Problems so far.
+pub(super) struct Report<'a> {
+    tree: &'a Node,
+    found: RefCell<Vec<Problem>>,
+}
+
+impl<'a> Report<'a> {
+    /// For the file that `tree` was read from.
+    pub(super) fn new(tree: &'a Node) -> Self {
+        Self { tree, found: RefCell::default() }
+    }
+
+    /// What was found.
+    pub(super) fn into_problems(self) -> Vec<Problem> {
+        self.found.into_inner()
+    }
+
+    /// Where something stands, for messages that name two places.
+    pub(super) fn place(&self, path: &Path) -> Place {
+        self.tree.locate(path).0
+    }
+
+    /// The policy cannot be used because of what stands at `path`.
+    pub(super) fn error(&self, path: &Path, message: impl Display) {
+        self.add(Severity::Error, path, message);
+    }
+
+    /// What stands at `path` probably does not do what was meant.
+    pub(super) fn warning(&self, path: &Path, message: impl Display) {
+        self.add(Severity::Warning, path, message);
+    }
+
+    /// The value, unless it is wrong; then that is noted.
+    pub(super) fn check<T>(&self, path: &Path, result: Result<T, impl Display>) -> Option<T> {
+        result.map_err(|message| self.error(path, message)).ok()
+    }
+
+    fn add(&self, severity: Severity, path: &Path, message: impl Display) {
+        let mut found = self.found.borrow_mut();
+        if found.len() >= MOST_PROBLEMS {
+            return;
+        }
+        let (place, path) = self.tree.locate(path);
+        let problem = Problem { severity, place, path, message: message.to_string() };
+        if !found.contains(&problem) {
+            found.push(problem);
+        }
+    }
+
+    /// The path of the narrowest of `sections` that sets one of `keys` (dotted), else of the first key in
+    /// the narrowest section.
+    pub(super) fn setter(&self, sections: &[Path], keys: &[&str]) -> Path {
+        let paths = |key: &&str| key.split('.').map(str::to_owned).collect::<Vec<_>>();
+        let below =
+            |section: &Path, key: &&str| paths(key).iter().fold(section.clone(), |path, key| path.key(key));
+        let set = sections.iter().flat_map(|section| keys.iter().map(move |key| below(section, key)));
+        let mut candidates = set.clone();
+        let first = candidates.next().unwrap_or_default();
+        set.into_iter().find(|path| self.tree.exact_place(path).is_some()).unwrap_or(first)
+    }
+}

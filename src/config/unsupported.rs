@@ -1,0 +1,112 @@
+//! Keys that the policy file has but this version does not act on.
+//!
+//! They are refused rather than ignored: who writes `retry:` counts on retries. Off is what they are,
+//! so `off` is taken. A stage that is built takes its line out of these lists and nothing else.
+
+use super::problem::{Path, Problem};
+use super::tree::{Node, Value};
+
+/// What a key may be set to all the same.
+#[derive(Debug, Clone, Copy)]
+enum But {
+    /// `off` or `false`.
+    Off,
+    /// `off`, `false` or `[]`.
+    OffOrEmpty,
+    /// `100%`.
+    All,
+    /// Nothing.
+    Nothing,
+    /// Anything else than this word.
+    AllBut(&'static str),
+}
+
+const TOP: &[(&[&str], But)] = &[
+    (&["direct"], But::OffOrEmpty),
+    (&["shared_state"], But::Off),
+    (&["listen", "transparent"], But::Off),
+    (&["limits", "streams"], But::Nothing),
+    (&["limits", "fanout_body"], But::Nothing),
+    (&["tls", "ca_dir"], But::Off),
+    (&["tls", "ca_cert"], But::Off),
+    (&["tls", "ca_key"], But::Off),
+    (&["telemetry", "otlp"], But::Off),
+    (&["telemetry", "sample"], But::All),
+];
+
+/// In the defaults, an upstream or a route.
+const SECTION: &[(&[&str], But)] = &[
+    (&["intercept"], But::Off),
+    (&["origin"], But::AllBut("h2c")),
+    (&["tls", "client_cert"], But::Off),
+    (&["tls", "client_key"], But::Off),
+    (&["breaker", "shared"], But::Off),
+    (&["retry"], But::Off),
+    (&["rate_limit"], But::Off),
+    (&["coalesce"], But::Off),
+    (&["cache"], But::Off),
+    (&["fallback"], But::OffOrEmpty),
+];
+
+/// The last keys of everything that is refused, for the test that the example shows all the others.
+#[cfg(test)]
+pub(super) fn keys() -> impl Iterator<Item = &'static str> {
+    TOP.iter()
+        .chain(SECTION)
+        .filter(|(_, but)| !matches!(but, But::AllBut(_)))
+        .filter_map(|(path, _)| path.last().copied())
+}
+
+/// Reports the keys and cuts them from the tree.
+pub(super) fn refuse(tree: &mut Node, problems: &mut Vec<Problem>) {
+    let root = Path::root();
+    refuse_in(tree, &root, TOP, problems);
+    if let Some(defaults) = tree.child_mut("defaults") {
+        refuse_in(defaults, &root.key("defaults"), SECTION, problems);
+    }
+    let Some(upstreams) = tree.child_mut("upstreams") else { return };
+    for (path, upstream) in upstreams.children_mut(&root.key("upstreams")) {
+        refuse_in(upstream, &path, SECTION, problems);
+        if let Some(routes) = upstream.child_mut("routes") {
+            for (path, route) in routes.children_mut(&path.key("routes")) {
+                refuse_in(route, &path, SECTION, problems);
+            }
+        }
+    }
+}
+
+fn refuse_in(section: &mut Node, at: &Path, keys: &[(&[&str], But)], problems: &mut Vec<Problem>) {
+    for (keys, but) in keys {
+        let path = Path::of(keys.iter().copied());
+        let Some(value) = section.get(&path) else { continue };
+        if !but.takes(value) {
+            let what = match but {
+                But::AllBut(word) => format!("`{word}` is not supported yet"),
+                But::Off | But::OffOrEmpty => "not supported yet; leave it out or write `off`".into(),
+                But::All | But::Nothing => "not supported yet; leave it out".into(),
+            };
+            let (place, _) = section.locate(&path);
+            problems.push(Problem::error(place, at.join(&path), what));
+        } else if matches!(but, But::AllBut(_)) {
+            continue;
+        }
+        section.cut(&path);
+    }
+}
+
+impl But {
+    fn takes(self, value: &Value) -> bool {
+        let is_off = match value {
+            Value::Null | Value::Cut | Value::Bool(false) => true,
+            Value::Text(text) => text == "off",
+            _ => false,
+        };
+        match self {
+            Self::Off => is_off,
+            Self::OffOrEmpty => is_off || matches!(value, Value::List(items) if items.is_empty()),
+            Self::All => matches!(value, Value::Null) || matches!(value, Value::Text(text) if text == "100%"),
+            Self::Nothing => matches!(value, Value::Null),
+            Self::AllBut(word) => !matches!(value, Value::Text(text) if text == word),
+        }
+    }
+}
