@@ -69,7 +69,12 @@ pub enum End {
 impl Agent {
     /// A connection to `to`.
     pub async fn connect(to: SocketAddr) -> Self {
-        Self::over(soon(TcpStream::connect(to)).await.unwrap_or_else(|error| panic!("{to}: {error}")))
+        soon(Self::try_connect(to)).await.unwrap_or_else(|error| panic!("{to}: {error}"))
+    }
+
+    /// The same, where it may be refused.
+    pub async fn try_connect(to: SocketAddr) -> io::Result<Self> {
+        TcpStream::connect(to).await.map(Self::over)
     }
 
     /// A connection from another address of this machine, such as `127.0.0.7`.

@@ -331,9 +331,7 @@ impl HedgerowProcess {
 
 /// What `/readyz` says; `None` while nobody listens.
 async fn readiness(admin: SocketAddr) -> Option<u16> {
-    let probe = tokio::net::TcpStream::connect(admin).await.ok()?;
-    drop(probe);
-    let mut agent = Agent::connect(admin).await;
+    let mut agent = Agent::try_connect(admin).await.ok()?;
     agent.send("GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
     agent.try_response("GET").await.ok().map(|answer| answer.status)
 }
