@@ -1,0 +1,14 @@
+//! What hedgerow does on the wire, told by an agent on one side and fake upstreams on the other.
+//!
+//! One binary, so that the support is compiled and linked once; a module for each thing an operator would
+//! name. Tests share nothing: each has its own hedgerow, upstreams and ports, and they run in parallel.
+
+#![allow(
+    unreachable_pub,
+    reason = "a test binary exports nothing; `pub` marks what the support offers to the suites"
+)]
+
+// Suites come one by one; each part of the support is written once and used by several of them.
+#[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
+mod support;
+mod support_itself;

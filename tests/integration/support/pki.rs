@@ -1,0 +1,153 @@
+//! A throw-away certificate authority for upstreams, and TLS for both sides.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+use tempfile::TempDir;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// An authority that nobody but the test trusts. Its files live as long as it does.
+pub struct Pki {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    folder: TempDir,
+}
+
+/// A certificate and its key.
+pub struct Leaf {
+    certificate: CertificateDer<'static>,
+    certificate_pem: String,
+    key: KeyPair,
+}
+
+impl Pki {
+    /// A fresh authority.
+    pub fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "test authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let issuer = CertifiedIssuer::self_signed(params, new_key()).expect("a CA can be made");
+        let folder = TempDir::new().expect("a temporary folder");
+        fs::write(folder.path().join("ca.pem"), issuer.pem()).expect("a temporary file");
+        Self { issuer, folder }
+    }
+
+    /// Where `tls.ca_file` may point.
+    pub fn ca_file(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// A certificate for these DNS names or addresses, for server or client.
+    pub fn leaf(&self, names: &[&str]) -> Leaf {
+        self.leaf_with(names, |_| {})
+    }
+
+    /// The same with something changed: an end in the past, no server usage.
+    pub fn leaf_with(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Leaf {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names).expect("valid names");
+        params.use_authority_key_identifier_extension = true;
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let key = new_key();
+        let certificate = params.signed_by(&key, &self.issuer).expect("a leaf can be signed");
+        Leaf { certificate_pem: certificate.pem(), certificate: certificate.der().clone(), key }
+    }
+
+    /// The certificate and key as files for `tls.client_cert` and `tls.client_key`.
+    pub fn files(&self, name: &str, leaf: &Leaf) -> (PathBuf, PathBuf) {
+        let at = |end: &str| self.folder.path().join(format!("{name}-{end}.pem"));
+        fs::write(at("cert"), &leaf.certificate_pem).expect("a temporary file");
+        fs::write(at("key"), leaf.key.serialize_pem()).expect("a temporary file");
+        (at("cert"), at("key"))
+    }
+
+    /// TLS of an upstream that is called by one of these names.
+    pub fn server(&self, names: &[&str]) -> TlsAcceptor {
+        acceptor(&self.leaf(names))
+    }
+
+    /// TLS of an upstream that demands a certificate of this authority from its client.
+    pub fn server_demanding_client(&self, names: &[&str]) -> TlsAcceptor {
+        let roots = Arc::new(roots_of(self.issuer.der().clone()));
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build().expect("roots");
+        let leaf = self.leaf(names);
+        let config = server_builder().with_client_cert_verifier(verifier);
+        served(
+            config
+                .with_single_cert(vec![leaf.certificate.clone()], leaf.private_key())
+                .expect("a valid pair"),
+        )
+    }
+
+    /// TLS of an agent that trusts this authority alone.
+    pub fn connector(&self) -> TlsConnector {
+        connector_trusting(roots_of(self.issuer.der().clone()))
+    }
+}
+
+impl Leaf {
+    fn private_key(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
+    }
+}
+
+/// TLS of an upstream that shows this certificate.
+pub fn acceptor(leaf: &Leaf) -> TlsAcceptor {
+    let config = server_builder().with_no_client_auth();
+    served(config.with_single_cert(vec![leaf.certificate.clone()], leaf.private_key()).expect("a valid pair"))
+}
+
+/// TLS of an agent that trusts what a PEM file holds, such as the CA that an intercepting proxy wrote.
+pub fn connector_trusting_pem(pem: &[u8]) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        roots.add(certificate.expect("a PEM certificate")).expect("a usable root");
+    }
+    connector_trusting(roots)
+}
+
+fn connector_trusting(roots: RootCertStore) -> TlsConnector {
+    let builder = ClientConfig::builder_with_provider(provider());
+    let builder = builder.with_safe_default_protocol_versions().expect("ring speaks TLS 1.2 and 1.3");
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    TlsConnector::from(Arc::new(config))
+}
+
+fn server_builder() -> tokio_rustls::rustls::ConfigBuilder<ServerConfig, tokio_rustls::rustls::WantsVerifier>
+{
+    let builder = ServerConfig::builder_with_provider(provider());
+    builder.with_safe_default_protocol_versions().expect("ring speaks TLS 1.2 and 1.3")
+}
+
+fn served(mut config: ServerConfig) -> TlsAcceptor {
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// Named, not the process's default: a test must not depend on which module installed one first.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn roots_of(certificate: CertificateDer<'static>) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate).expect("a usable root");
+    roots
+}
+
+fn new_key() -> KeyPair {
+    KeyPair::generate().expect("a key can be made")
+}
