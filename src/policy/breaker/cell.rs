@@ -24,7 +24,7 @@ impl BreakerCell {
     }
 
     /// Whether an attempt would be let through now. Takes nothing: for the question before the
-    /// bulkhead's queue, and for a hedge.
+    /// bulkhead's queue. A hedge asks [`state`](Self::state) as well, since it must not be a probe.
     ///
     /// # Errors
     ///

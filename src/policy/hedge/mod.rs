@@ -10,7 +10,7 @@
 //! holds back for 30 s and looks again.
 //!
 //! The prediction must not fool itself: once hedging works, slow calls are cancelled and never show how
-//! slow they were. The window keeps cancelled attempts apart and the [curve] treats them as what they
+//! slow they were. The window keeps cancelled attempts apart and the curve treats them as what they
 //! are, observations cut short.
 //!
 //! The budget, the free permit and the closed breaker that a hedge needs are other policies; this one
