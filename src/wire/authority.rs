@@ -9,6 +9,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use tokio::io::ReadBuf;
+
 /// A host and port in normal form. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Authority {
@@ -161,6 +163,43 @@ fn parse_port(digits: &str) -> Result<u16, &'static str> {
     }
 }
 
+/// Puts the brackets around an IPv6 address in the request line that starts at `start`, as in
+/// `GET http://fd77::1/ HTTP/1.1`. httpx leaves them out, though its `Host` has them; the HTTP library
+/// refuses the line without them. With an address that has no port there is one way to read it.
+pub fn bracket_ipv6(buf: &mut ReadBuf<'_>, start: usize) {
+    let line = &buf.filled()[start..];
+    let Some(host) = bare_ipv6(line) else { return };
+    if buf.remaining() < 2 {
+        return;
+    }
+    let (open, close) = (start + host.start, start + host.end);
+    let tail = buf.filled()[open..].to_vec();
+    let address = close - open;
+    buf.set_filled(open);
+    buf.put_slice(b"[");
+    buf.put_slice(&tail[..address]);
+    buf.put_slice(b"]");
+    buf.put_slice(&tail[address..]);
+}
+
+/// Where a request line has an IPv6 address without brackets as its whole authority.
+fn bare_ipv6(line: &[u8]) -> Option<std::ops::Range<usize>> {
+    const LONGEST_METHOD: usize = 24;
+    let space = line.iter().take(LONGEST_METHOD).position(|b| *b == b' ')?;
+    let after_scheme = [&b"http://"[..], b"https://"].into_iter().find_map(|scheme| {
+        let start = line.get(space + 1..space + 1 + scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(space + 1 + scheme.len())
+    })?;
+    let rest = &line[after_scheme..];
+    let length = rest.iter().position(|b| matches!(b, b'/' | b'?' | b'#' | b' '))?;
+    let host = &rest[..length];
+    if host.iter().filter(|b| **b == b':').count() < 2 {
+        return None;
+    }
+    std::str::from_utf8(host).ok()?.parse::<Ipv6Addr>().ok()?;
+    Some(after_scheme..after_scheme + length)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -230,6 +269,22 @@ mod tests {
         assert_eq!(named.host_field(443), "a.example");
         assert_eq!(named.host_field(80), "a.example:443");
         assert_eq!(named.ip(), None);
+    }
+
+    #[test]
+    fn an_ipv6_target_without_brackets_gets_them() {
+        let bracketed = |line: &str| {
+            let mut space = [0; 128];
+            let mut buf = ReadBuf::new(&mut space);
+            buf.put_slice(b"before ");
+            buf.put_slice(line.as_bytes());
+            bracket_ipv6(&mut buf, 7);
+            String::from_utf8(buf.filled()[7..].to_vec()).unwrap()
+        };
+        assert_eq!(bracketed("GET http://fd77::1/x HTTP/1.1\r\n"), "GET http://[fd77::1]/x HTTP/1.1\r\n");
+        for line in ["GET http://[::1]/ HTTP/1.1", "GET http://a:80/ HTTP/1.1", "GET /a::1/ HTTP/1.1", "::1"] {
+            assert_eq!(bracketed(line), line);
+        }
     }
 
     proptest! {

@@ -1,4 +1,9 @@
 //! Protocol hygiene: what HTTP demands of any proxy, with no policy in it.
 
 pub mod authority;
+pub mod body;
 pub mod deadline_header;
+pub mod framing;
+pub mod hop_by_hop;
+pub mod replay;
+pub mod target;

@@ -1,0 +1,116 @@
+//! The body that an attempt sends, and the gate before it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::Sleep;
+
+use super::replay::{BodyLost, Reader};
+
+/// How long an upstream may stay silent on `Expect: 100-continue` before the body goes out anyway
+/// (RFC 9110 section 10.1.1 lets a sender wait no longer than it likes).
+const CONTINUE_WAIT: Duration = Duration::from_secs(1);
+
+/// The body of one attempt's request.
+pub struct RequestBody {
+    source: Source,
+    gate: Option<Gate>,
+}
+
+enum Source {
+    Empty,
+    Once(Incoming),
+    Replayed(Reader),
+}
+
+impl RequestBody {
+    /// No body.
+    pub fn empty() -> Self {
+        Self { source: Source::Empty, gate: None }
+    }
+
+    /// A body that passes once, straight from the client.
+    pub fn once(body: Incoming) -> Self {
+        Self { source: Source::Once(body), gate: None }
+    }
+
+    /// A body that may be sent by several attempts.
+    pub fn replayed(reader: Reader) -> Self {
+        Self { source: Source::Replayed(reader), gate: None }
+    }
+
+    /// Holds the body back until the upstream has said `100 Continue`, or nothing for a second.
+    pub fn after_continue(mut self) -> (Self, Continue) {
+        let opened = Continue(Arc::new(AtomicBool::new(false)));
+        self.gate = Some(Gate { opened: opened.clone(), wait: None });
+        (self, opened)
+    }
+}
+
+/// Opens the gate of a body that waits for `100 Continue`. The upstream's connection and the body
+/// are polled by one task, and the connection reads before it writes: no wake-up is needed.
+#[derive(Clone)]
+pub struct Continue(Arc<AtomicBool>);
+
+impl Continue {
+    /// The upstream wants the body.
+    pub fn open(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Gate {
+    opened: Continue,
+    wait: Option<Pin<Box<Sleep>>>,
+}
+
+impl Gate {
+    fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.opened.0.load(Ordering::Relaxed) {
+            return Poll::Ready(());
+        }
+        self.wait.get_or_insert_with(|| Box::pin(tokio::time::sleep(CONTINUE_WAIT))).as_mut().poll(cx)
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyLost;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyLost>>> {
+        if let Some(gate) = &mut self.gate {
+            ready!(gate.poll_open(cx));
+            self.gate = None;
+        }
+        match &mut self.source {
+            Source::Empty => Poll::Ready(None),
+            Source::Once(body) => Pin::new(body).poll_frame(cx).map_err(BodyLost::Client),
+            Source::Replayed(reader) => Pin::new(reader).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Empty => true,
+            Source::Once(body) => body.is_end_stream(),
+            Source::Replayed(reader) => reader.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Empty => SizeHint::with_exact(0),
+            Source::Once(body) => body.size_hint(),
+            Source::Replayed(reader) => reader.size_hint(),
+        }
+    }
+}
