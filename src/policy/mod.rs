@@ -18,6 +18,7 @@
 pub mod breaker;
 pub mod budget;
 pub mod bulkhead;
+pub mod deadline;
 pub mod hedge;
 
 #[cfg(test)]

@@ -58,6 +58,12 @@ impl BreakerCell {
         self.core.lock().force_open()
     }
 
+    /// Whether forgetting it loses nothing: it is closed, nobody holds it there, and no failure is fresh.
+    pub fn is_at_rest(&self, now: Instant) -> bool {
+        let seen = self.snapshot(now);
+        seen.state == State::Closed && !seen.is_forced && seen.failures_in_row == 0
+    }
+
     /// Lets everything pass until told otherwise. Returns the state if it changed.
     pub fn force_closed(&self) -> Option<State> {
         self.core.lock().force_closed()

@@ -46,8 +46,8 @@ const PLAN_AGE: Duration = Duration::from_millis(100);
 pub enum Plan {
     /// Start a second attempt when there is no response head by then.
     After(Duration),
-    /// Start none: it would not help.
-    NoGain,
+    /// Start none, though there was no response head by then: it would not help.
+    NoGain(Duration),
 }
 
 /// What `/status` shows for one route.
@@ -194,7 +194,7 @@ impl HedgeState {
                 .flat_map(|curve| [5.0, 10.0, 25.0].map(|r| predict(curve, r)))
                 .collect(),
             win_share: inner.wins.share(),
-            held_until: inner.hold.map(|held| held.until).filter(|_| plan == Plan::NoGain),
+            held_until: inner.hold.map(|held| held.until).filter(|_| matches!(plan, Plan::NoGain(_))),
         }
     }
 }
@@ -215,16 +215,16 @@ impl Inner {
     }
 
     fn make_plan(&mut self, cfg: &Hedge, ratio: Percent, samples: usize, now: Instant) -> Plan {
-        if self.is_held(now) {
-            return Plan::NoGain;
-        }
         let curve = if samples >= ENOUGH_FOR_A_PERCENTILE { self.window.curve(now) } else { None };
         let delay = delay::delay(cfg, ratio, curve.as_ref());
+        if self.is_held(now) {
+            return Plan::NoGain(delay);
+        }
         if cfg.after == HedgeAfter::Auto {
             let judged = curve.as_ref().filter(|_| samples >= ENOUGH_FOR_A_PREDICTION);
             if let Some(ground) = self.ground_to_hold(judged, delay) {
                 self.hold = Some(Held { until: now + HOLD, ground });
-                return Plan::NoGain;
+                return Plan::NoGain(delay);
             }
         }
         Plan::After(delay)
@@ -291,7 +291,7 @@ mod tests {
     fn delay_of(plan: Plan) -> f64 {
         match plan {
             Plan::After(delay) => delay.as_secs_f64() * 1e3,
-            Plan::NoGain => panic!("it holds back"),
+            Plan::NoGain(_) => panic!("it holds back"),
         }
     }
 
@@ -373,7 +373,7 @@ mod tests {
         same_time(&state, 199, start);
         assert!(matches!(state.plan(&auto, tenth(), start), Plan::After(_)), "199 samples prove nothing");
         same_time(&state, 100, start);
-        assert_eq!(state.plan(&auto, tenth(), start), Plan::NoGain);
+        assert!(matches!(state.plan(&auto, tenth(), start), Plan::NoGain(_)));
         let percentile = config(HedgeAfter::Percentile(Percent::new(90.0)));
         assert!(matches!(state.plan(&percentile, tenth(), start), Plan::After(_)), "who says when is obeyed");
     }
@@ -383,13 +383,13 @@ mod tests {
         let (state, start) = (HedgeState::new(), Instant::now());
         let auto = config(HedgeAfter::Auto);
         same_time(&state, 300, start);
-        assert_eq!(state.plan(&auto, tenth(), start), Plan::NoGain);
+        assert!(matches!(state.plan(&auto, tenth(), start), Plan::NoGain(_)));
         let report = state.report(&auto, tenth(), start);
         assert_eq!(report.held_until, Some(start + HOLD));
 
         let later = start + Duration::from_secs(29);
         heavy_tail(&state, 3_000, later);
-        assert_eq!(state.plan(&auto, tenth(), later), Plan::NoGain);
+        assert!(matches!(state.plan(&auto, tenth(), later), Plan::NoGain(_)));
         assert!(matches!(state.plan(&auto, tenth(), start + HOLD), Plan::After(_)), "the tail has grown");
         assert_eq!(state.report(&auto, tenth(), start + HOLD).held_until, None);
     }
@@ -405,7 +405,7 @@ mod tests {
         assert!(matches!(state.plan(&auto, tenth(), start), Plan::After(_)), "99 hedges prove nothing");
         state.record_outcome(true);
         let soon = start + PLAN_AGE;
-        assert_eq!(state.plan(&auto, tenth(), soon), Plan::NoGain, "four of a hundred won");
+        assert!(matches!(state.plan(&auto, tenth(), soon), Plan::NoGain(_)), "four of a hundred won");
         assert_eq!(state.report(&auto, tenth(), soon).win_share, Some(Percent::new(4.0)));
 
         let again = soon + HOLD;
@@ -415,7 +415,7 @@ mod tests {
             state.record_outcome(false);
         }
         state.record_outcome(false);
-        assert_eq!(state.plan(&auto, tenth(), again + PLAN_AGE), Plan::NoGain);
+        assert!(matches!(state.plan(&auto, tenth(), again + PLAN_AGE), Plan::NoGain(_)));
     }
 
     #[test]
