@@ -261,6 +261,11 @@ impl OwnAddresses {
         Self { ports }
     }
 
+    /// Whether a listener has this port.
+    pub fn has_port(&self, port: u16) -> bool {
+        self.ports.contains(&port)
+    }
+
     /// Whether dialling `address` would reach one of the listeners, by whatever alias: a port of ours on
     /// loopback, on the unspecified address (which the kernel takes for loopback) or on any address of
     /// this machine. A listener on loopback alone is not reachable by the latter; refusing that as well

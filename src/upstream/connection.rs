@@ -1,0 +1,228 @@
+//! One HTTP/1 connection to an upstream, driven by whoever uses it.
+//!
+//! A connection is a value, not a task: while a request is on it the request's own task polls it, and
+//! in the pool nobody does. So a request crosses no task on its way, dropping it closes the socket in
+//! the same instant (that is how losers and left clients are cancelled), and an idle connection costs
+//! its buffers only. What the peer did meanwhile is seen by one poll when it is taken out again.
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::time::Instant;
+
+use super::socket::{Socket, Traffic};
+use crate::error::{Cause, Error};
+use crate::wire::body::RequestBody;
+
+/// A response head larger than this is `upstream_invalid`; also the most that one read takes in.
+const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+/// Fields of a response head.
+const MAX_RESPONSE_FIELDS: usize = 200;
+
+/// A connection that no request is on.
+pub struct Connection {
+    sender: http1::SendRequest<RequestBody>,
+    driver: Box<http1::Connection<TokioIo<Socket>, RequestBody>>,
+    traffic: Arc<Traffic>,
+    peer: SocketAddr,
+    is_tls: bool,
+    opened: Instant,
+    is_reused: bool,
+}
+
+impl Connection {
+    /// Readies a connected socket for requests.
+    ///
+    /// # Errors
+    /// [`Error::Internal`]: preparing does no I/O and has no reason to fail.
+    pub async fn over(socket: Socket) -> Result<Self, Error> {
+        let (peer, is_tls, traffic) = (socket.peer(), socket.is_tls(), socket.traffic());
+        let (sender, driver) = http1::Builder::new()
+            .preserve_header_case(true)
+            .max_buf_size(MAX_RESPONSE_HEAD)
+            .max_headers(MAX_RESPONSE_FIELDS)
+            .handshake(TokioIo::new(socket))
+            .await
+            .map_err(|error| Error::Internal(Cause::chain(&error)))?;
+        let opened = Instant::now();
+        Ok(Self { sender, driver: Box::new(driver), traffic, peer, is_tls, opened, is_reused: false })
+    }
+
+    /// The address at the other end.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Whether TLS is spoken on it.
+    pub fn is_tls(&self) -> bool {
+        self.is_tls
+    }
+
+    /// When it was opened.
+    pub fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// Whether an earlier request was on it, so that the peer may be closing it right now.
+    pub fn is_reused(&self) -> bool {
+        self.is_reused
+    }
+
+    /// Sees what the peer did while the connection lay idle: closed it, or sent bytes that nobody
+    /// asked for, which must never become the answer to the next request.
+    pub fn is_usable(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        self.driver.poll_without_shutdown(&mut cx).is_pending() && self.sender.is_ready()
+    }
+
+    /// Sends a request and waits for the head of its answer. Dropping the future closes the
+    /// connection.
+    ///
+    /// # Errors
+    /// [`SendFailure`], which knows whether the request can have had an effect.
+    pub async fn send(
+        mut self,
+        request: Request<RequestBody>,
+    ) -> Result<(Response<Incoming>, Exchange), SendFailure> {
+        let (read, written) = (self.traffic.read(), self.traffic.written());
+        let mut has_ended = false;
+        let outcome = {
+            let mut answer = pin!(self.sender.try_send_request(request));
+            poll_fn(|cx| {
+                if let Poll::Ready(outcome) = answer.as_mut().poll(cx) {
+                    return Poll::Ready(outcome);
+                }
+                // An error of the driver comes out of `answer`, which is ready then.
+                has_ended = has_ended || self.driver.poll_without_shutdown(cx).is_ready();
+                answer.as_mut().poll(cx)
+            })
+            .await
+        };
+        match outcome {
+            Ok(response) => {
+                self.is_reused = true;
+                Ok((response, Exchange { connection: Some(self), has_ended, read_before: read }))
+            }
+            Err(failure) => Err(SendFailure {
+                is_unanswered: self.traffic.read() == read,
+                is_unsent: failure.message().is_some() || self.traffic.written() == written,
+                error: classify(failure.error()),
+            }),
+        }
+    }
+}
+
+/// A request that got no answer.
+#[derive(Debug)]
+pub struct SendFailure {
+    /// What to tell the caller.
+    pub error: Error,
+    /// No byte of an answer came.
+    pub is_unanswered: bool,
+    /// No byte of the request was handed to the operating system.
+    pub is_unsent: bool,
+}
+
+/// A connection with an answer on it: drives the connection while the body is read.
+pub struct Exchange {
+    connection: Option<Connection>,
+    has_ended: bool,
+    read_before: u64,
+}
+
+impl Exchange {
+    /// Reads on in the answer's body.
+    pub fn poll_frame(
+        &mut self,
+        body: Pin<&mut Incoming>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let mut body = body;
+        let mut polled = body.as_mut().poll_frame(cx);
+        if polled.is_pending() && self.drive(cx) {
+            polled = body.poll_frame(cx);
+        }
+        polled.map_err(|error| broken_body(&error))
+    }
+
+    /// True when the driver was polled and so may have brought something.
+    fn drive(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.connection {
+            Some(connection) if !self.has_ended => {
+                self.has_ended = connection.driver.poll_without_shutdown(cx).is_ready();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Bytes that came for this answer so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.connection.as_ref().map_or(0, |connection| connection.traffic.read() - self.read_before)
+    }
+
+    /// The connection, when the answer has been read to its end and the peer keeps it open. With a
+    /// request still being sent it is not fit for another and is dropped.
+    pub fn into_idle(mut self) -> Option<Connection> {
+        let mut connection = self.connection.take()?;
+        (!self.has_ended && connection.is_usable()).then_some(connection)
+    }
+
+    /// The bare socket after a 101, with what the upstream has sent behind it.
+    ///
+    /// # Errors
+    /// [`Error::UpstreamReset`] when the connection has gone.
+    pub async fn into_upgraded(mut self) -> Result<(Socket, Bytes), Error> {
+        let Some(mut connection) = self.connection.take() else {
+            return Err(Error::UpstreamReset(Cause::NONE));
+        };
+        if !self.has_ended {
+            poll_fn(|cx| connection.driver.poll_without_shutdown(cx))
+                .await
+                .map_err(|error| Error::UpstreamReset(Cause::chain(&error)))?;
+        }
+        let parts = connection.driver.into_parts();
+        Ok((parts.io.into_inner(), parts.read_buf))
+    }
+}
+
+fn classify(error: &hyper::Error) -> Error {
+    if let Some(lost) = client_body_error(error) {
+        return lost;
+    }
+    let cause = Cause::chain(error);
+    if error.is_parse() || error.is_parse_too_large() || error.is_parse_status() {
+        Error::UpstreamInvalid(cause)
+    } else {
+        Error::UpstreamReset(cause)
+    }
+}
+
+fn broken_body(error: &hyper::Error) -> Error {
+    Error::UpstreamIncomplete(Cause::chain(error))
+}
+
+/// The client's own body broke off: the caller's fault, not the upstream's.
+fn client_body_error(error: &hyper::Error) -> Option<Error> {
+    use crate::wire::replay::BodyLost;
+    let mut next = std::error::Error::source(error);
+    while let Some(source) = next {
+        match source.downcast_ref::<BodyLost>() {
+            Some(BodyLost::Client(_)) => {
+                return Some(Error::InvalidRequest("the request body broke off or breaks its framing"));
+            }
+            Some(BodyLost::NotKept) => return Some(Error::Internal(Cause::from("body not kept for a replay"))),
+            None => next = source.source(),
+        }
+    }
+    None
+}

@@ -1,0 +1,105 @@
+//! Idle connections of one upstream.
+//!
+//! Last in, first out: the warm ones are used and the rest grow old and go. Bounded in number, in
+//! idle time and in age; the age bound makes a change of DNS reach an upstream that is never idle.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::connection::Connection;
+
+/// Longer than the pauses of an agent at work, shorter than what most servers keep.
+const MAX_IDLE: Duration = Duration::from_secs(55);
+/// How long a change of the name's addresses may go unnoticed.
+const MAX_AGE: Duration = Duration::from_secs(5 * 60);
+/// Idle connections kept for one upstream.
+const MAX_COUNT: usize = 128;
+
+/// The idle connections of one upstream, newest last.
+#[derive(Default)]
+pub struct Pool {
+    idle: Mutex<VecDeque<Idle>>,
+}
+
+struct Idle {
+    connection: Connection,
+    since: Instant,
+}
+
+/// Which connection will do.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Whether TLS is to be spoken.
+    pub is_tls: bool,
+    /// Not to this address, as another attempt is there.
+    pub avoid: Option<IpAddr>,
+}
+
+impl Pool {
+    /// The warmest connection that is wanted and that its peer has left open.
+    pub fn take(&self, wanted: Wanted, now: Instant) -> Option<Connection> {
+        loop {
+            let mut connection = {
+                let mut idle = self.idle.lock();
+                let at = idle.iter().rposition(|idle| {
+                    idle.connection.is_tls() == wanted.is_tls
+                        && wanted.avoid.is_none_or(|avoid| idle.connection.peer().ip() != avoid)
+                })?;
+                let found = idle.remove(at)?;
+                if !is_fresh(&found, now) {
+                    continue;
+                }
+                found.connection
+            };
+            if connection.is_usable() {
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Keeps a connection for the next request; the oldest gives way when there are too many.
+    pub fn put(&self, connection: Connection, now: Instant) {
+        if now.saturating_duration_since(connection.opened()) >= MAX_AGE {
+            return;
+        }
+        let mut idle = self.idle.lock();
+        idle.push_back(Idle { connection, since: now });
+        let surplus = if idle.len() > MAX_COUNT { idle.pop_front() } else { None };
+        drop(idle);
+        drop(surplus);
+    }
+
+    /// Closes what has been idle too long, is too old, or was closed by its peer.
+    pub fn sweep(&self, now: Instant) {
+        let (fresh, stale): (VecDeque<Idle>, VecDeque<Idle>) = {
+            let mut idle = self.idle.lock();
+            std::mem::take(&mut *idle).into_iter().partition(|idle| is_fresh(idle, now))
+        };
+        drop(stale);
+        let open: VecDeque<Idle> =
+            fresh.into_iter().filter_map(|mut idle| idle.connection.is_usable().then_some(idle)).collect();
+        let mut idle = self.idle.lock();
+        // What came back meanwhile is newer.
+        let newer = std::mem::replace(&mut *idle, open);
+        idle.extend(newer);
+    }
+
+    /// How many connections lie idle.
+    pub fn len(&self) -> usize {
+        self.idle.lock().len()
+    }
+
+    /// Whether none does.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+fn is_fresh(idle: &Idle, now: Instant) -> bool {
+    now.saturating_duration_since(idle.since) < MAX_IDLE
+        && now.saturating_duration_since(idle.connection.opened()) < MAX_AGE
+}

@@ -1,0 +1,432 @@
+//! All upstreams that are known, by their key, made on first use and forgotten when long unused.
+//!
+//! An [`Upstream`] is the state of one `host:port`: its guards, its pool. Policies come and go with
+//! reloads while the state lives on, so the state never holds a setting: settings are passed in at
+//! each question. Which policy applies is looked up once for each upstream and snapshot and then
+//! remembered.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use dashmap::DashMap;
+use http::Method;
+use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
+
+use super::dial::Dialer;
+use super::pool::Pool;
+use crate::config::{Config, Origin, Route, Stages, UpstreamPolicy, UpstreamTls};
+use crate::policy::breaker::{BreakerCell, State};
+use crate::policy::budget::ExtraLoadBudget;
+use crate::policy::bulkhead::Bulkhead;
+use crate::policy::hedge::HedgeState;
+use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
+use crate::tls::client::{ClientTls, SystemRoots};
+use crate::wire::authority::Authority;
+use crate::wire::target::Scheme;
+
+/// An upstream that nobody has called for so long is forgotten, once its breaker is closed.
+const FORGET_AFTER: Duration = Duration::from_secs(10 * 60);
+
+/// The upstreams of the process and what they share.
+pub struct Registry {
+    map: DashMap<Arc<str>, Arc<Upstream>>,
+    dialer: Dialer,
+    metrics: Arc<Metrics>,
+    roots: Arc<SystemRoots>,
+    tls: Mutex<Vec<(TlsKey, Arc<ClientTls>)>>,
+    epoch: Instant,
+}
+
+/// What two upstreams must have in common to share a TLS client with its roots and sessions.
+#[derive(PartialEq, Eq, Clone)]
+struct TlsKey {
+    ca_pem: Option<Arc<[u8]>>,
+    upstream: UpstreamTls,
+}
+
+/// One `host:port` and its state.
+pub struct Upstream {
+    authority: Authority,
+    /// Set when the policy's name found it, not a request's host.
+    name: Option<Arc<str>>,
+    policy: ArcSwap<Bound>,
+    guards: Guards,
+    routes: RwLock<HashMap<Arc<str>, Arc<Guards>>>,
+    /// What hedges and retries may add.
+    pub budget: ExtraLoadBudget,
+    /// Its idle connections.
+    pub pool: Pool,
+    last_used_ms: AtomicU64,
+}
+
+/// An upstream's place in one snapshot of the policy.
+pub struct Bound {
+    config: Arc<Config>,
+    policy: Arc<UpstreamPolicy>,
+    metrics: Arc<UpstreamMetrics>,
+    tls: Arc<ClientTls>,
+}
+
+/// The guards that an upstream, or a named route of it, has to itself.
+pub struct Guards {
+    bulkhead: Arc<Bulkhead>,
+    breaker: Arc<BreakerCell>,
+    hedge: HedgeState,
+}
+
+impl Guards {
+    fn new() -> Self {
+        Self { bulkhead: Bulkhead::new(), breaker: BreakerCell::new(), hedge: HedgeState::new() }
+    }
+}
+
+impl Registry {
+    /// An empty registry.
+    pub fn new(dialer: Dialer, metrics: Arc<Metrics>) -> Self {
+        Self {
+            map: DashMap::new(),
+            dialer,
+            metrics,
+            roots: Arc::new(SystemRoots::default()),
+            tls: Mutex::default(),
+            epoch: Instant::now(),
+        }
+    }
+
+    /// Makes connections.
+    pub fn dialer(&self) -> &Dialer {
+        &self.dialer
+    }
+
+    /// The upstream that a client names with `text`, a host with or without port. A spelling that is
+    /// a key already is found without being parsed.
+    ///
+    /// # Errors
+    /// What is wrong with the authority.
+    pub fn by_authority(
+        &self,
+        config: &Arc<Config>,
+        text: &str,
+        scheme: Scheme,
+    ) -> Result<Arc<Upstream>, &'static str> {
+        if let Some(known) = self.map.get(text) {
+            return Ok(known.clone());
+        }
+        let authority = Authority::parse(text, Some(scheme.default_port()))?;
+        Ok(self.find_or_make(config, authority.key(), |registry| {
+            let policy = config.policy_for(&authority).clone();
+            Upstream::new(registry, config, authority.clone(), None, policy)
+        }))
+    }
+
+    /// The upstream that the policy calls `name`, as a hedge's `to` does: its endpoint, or its first
+    /// host.
+    pub fn by_name(&self, config: &Arc<Config>, name: &str) -> Option<Arc<Upstream>> {
+        let policy = config.upstream(name)?;
+        // `@` is in no authority, so this state is the name's own.
+        let key = format!("@{name}");
+        let authority = match &policy.endpoint {
+            Some(endpoint) => endpoint.authority.clone(),
+            None => {
+                let host = policy.hosts.iter().find(|host| !host.is_suffix)?;
+                let port = host.port.unwrap_or(if policy.origin == Origin::Https { 443 } else { 80 });
+                Authority::parse(&host.name, Some(port)).ok()?
+            }
+        };
+        let make = |registry: &Self| {
+            let name = Some(policy.name.clone());
+            Upstream::new(registry, config, authority.clone(), name, policy.clone())
+        };
+        let upstream = self.find_or_make(config, &key, make);
+        if upstream.authority == authority {
+            return Some(upstream);
+        }
+        // A reload has moved the endpoint: state of the old one says nothing about the new.
+        self.map.remove(key.as_str());
+        Some(self.find_or_make(config, &key, make))
+    }
+
+    fn find_or_make(
+        &self,
+        config: &Config,
+        key: &str,
+        make: impl Fn(&Self) -> Upstream,
+    ) -> Arc<Upstream> {
+        if let Some(known) = self.map.get(key) {
+            return known.clone();
+        }
+        if self.map.len() >= config.limits.upstreams {
+            self.forget_oldest(config.limits.upstreams);
+        }
+        if self.map.len() >= config.limits.upstreams {
+            // All of them are busy. The call goes on with guards that only it knows.
+            return Arc::new(make(self));
+        }
+        self.map.entry(key.into()).or_insert_with(|| Arc::new(make(self))).clone()
+    }
+
+    /// The upstream as the snapshot `config` sees it. Remembered, so that the policy is looked up
+    /// once for each upstream and snapshot.
+    pub fn bind(&self, upstream: &Arc<Upstream>, config: &Arc<Config>) -> Arc<Bound> {
+        let bound = upstream.policy.load_full();
+        if Arc::ptr_eq(&bound.config, config) {
+            return bound;
+        }
+        let policy = match &upstream.name {
+            Some(name) => config.upstream(name).unwrap_or(&config.defaults),
+            None => config.policy_for(&upstream.authority),
+        };
+        let fresh = Arc::new(self.bound(config, policy.clone()));
+        upstream.policy.store(fresh.clone());
+        fresh
+    }
+
+    fn bound(&self, config: &Arc<Config>, policy: Arc<UpstreamPolicy>) -> Bound {
+        let key = TlsKey { ca_pem: config.ca_pem.clone(), upstream: policy.tls.clone() };
+        let tls = {
+            let mut clients = self.tls.lock();
+            match clients.iter().find(|(known, _)| *known == key) {
+                Some((_, client)) => client.clone(),
+                None => {
+                    let client = Arc::new(ClientTls::new(
+                        self.roots.clone(),
+                        [&key.ca_pem, &key.upstream.ca_pem].into_iter().flatten().cloned(),
+                        key.upstream.server_name.clone(),
+                    ));
+                    clients.push((key, client.clone()));
+                    client
+                }
+            }
+        };
+        let metrics = self.metrics.upstream(&policy.name);
+        Bound { config: config.clone(), policy, metrics, tls }
+    }
+
+    /// Lets go of what nobody needs: long unused upstreams, old connections, old snapshots.
+    pub fn sweep(&self, config: &Arc<Config>, now: Instant) {
+        let all: Vec<Arc<Upstream>> = self.map.iter().map(|entry| entry.value().clone()).collect();
+        for upstream in all {
+            upstream.pool.sweep(now);
+            self.bind(&upstream, config);
+        }
+        let oldest = self.age(now).saturating_sub(FORGET_AFTER.as_millis() as u64);
+        self.map.retain(|_, upstream| {
+            upstream.last_used_ms.load(Ordering::Relaxed) >= oldest || !upstream.is_forgettable(now)
+        });
+        // The registry itself holds one reference; whoever else holds one still dials with it.
+        self.tls.lock().retain(|(_, client)| Arc::strong_count(client) > 1);
+    }
+
+    /// Makes room for a sixteenth of the limit, those unused for longest first.
+    fn forget_oldest(&self, limit: usize) {
+        let now = Instant::now();
+        let mut ages: Vec<(u64, Arc<str>)> = self
+            .map
+            .iter()
+            .filter(|entry| entry.value().is_forgettable(now))
+            .map(|entry| (entry.value().last_used_ms.load(Ordering::Relaxed), entry.key().clone()))
+            .collect();
+        ages.sort_unstable_by_key(|(age, _)| *age);
+        for (_, key) in ages.into_iter().take((limit / 16).max(1)) {
+            self.map.remove(&key);
+        }
+    }
+
+    /// Notes that the upstream is in use.
+    pub fn touch(&self, upstream: &Upstream, now: Instant) {
+        upstream.last_used_ms.store(self.age(now), Ordering::Relaxed);
+    }
+
+    fn age(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.epoch).as_millis() as u64
+    }
+
+    /// Every upstream, for the admin port.
+    pub fn all(&self) -> Vec<Arc<Upstream>> {
+        self.map.iter().map(|entry| entry.value().clone()).collect()
+    }
+
+    /// How many upstreams are known.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+}
+
+impl Upstream {
+    fn new(
+        registry: &Registry,
+        config: &Arc<Config>,
+        authority: Authority,
+        name: Option<Arc<str>>,
+        policy: Arc<UpstreamPolicy>,
+    ) -> Self {
+        Self {
+            authority,
+            name,
+            policy: ArcSwap::from_pointee(registry.bound(config, policy)),
+            guards: Guards::new(),
+            routes: RwLock::default(),
+            budget: ExtraLoadBudget::default(),
+            pool: Pool::default(),
+            last_used_ms: AtomicU64::new(registry.age(Instant::now())),
+        }
+    }
+
+    /// Its key.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// The policy it was last used under.
+    pub fn policy(&self) -> Arc<UpstreamPolicy> {
+        self.policy.load().policy.clone()
+    }
+
+    /// Its own guards and those of its named routes.
+    pub fn each_guards(&self, mut look: impl FnMut(Option<&Arc<str>>, &Guards)) {
+        look(None, &self.guards);
+        for (name, guards) in self.routes.read().iter() {
+            look(Some(name), guards);
+        }
+    }
+
+    /// The state of its own breaker.
+    pub fn breaker_state(&self) -> State {
+        self.guards.breaker.state()
+    }
+
+    fn is_forgettable(&self, now: Instant) -> bool {
+        let mut is_quiet = true;
+        self.each_guards(|_, guards| {
+            is_quiet &= guards.bulkhead.in_flight() == 0
+                && guards.bulkhead.queued() == 0
+                && guards.breaker.is_at_rest(now);
+        });
+        is_quiet
+    }
+
+    fn route_guards(&self, name: &Arc<str>) -> Arc<Guards> {
+        if let Some(known) = self.routes.read().get(name) {
+            return known.clone();
+        }
+        self.routes.write().entry(name.clone()).or_insert_with(|| Arc::new(Guards::new())).clone()
+    }
+}
+
+impl Guards {
+    /// The permits.
+    pub fn bulkhead(&self) -> &Arc<Bulkhead> {
+        &self.bulkhead
+    }
+
+    /// The breaker.
+    pub fn breaker(&self) -> &Arc<BreakerCell> {
+        &self.breaker
+    }
+
+    /// The hedge's memory.
+    pub fn hedge(&self) -> &HedgeState {
+        &self.hedge
+    }
+}
+
+/// An upstream together with the rules and guards that one call meets there. Cheap to clone.
+#[derive(Clone)]
+pub struct Lane {
+    /// The state of the host.
+    pub upstream: Arc<Upstream>,
+    bound: Arc<Bound>,
+    route: Option<usize>,
+    route_guards: Option<Arc<Guards>>,
+}
+
+impl Lane {
+    /// What `method path` meets at `upstream` under the snapshot `config`.
+    pub fn find(
+        registry: &Registry,
+        config: &Arc<Config>,
+        upstream: Arc<Upstream>,
+        method: &Method,
+        path: &str,
+    ) -> Self {
+        let bound = registry.bind(&upstream, config);
+        let route = bound.policy.route_for(method, path);
+        let route_guards =
+            route.and_then(|(_, route)| route.name.as_ref()).map(|name| upstream.route_guards(name));
+        let route = route.map(|(index, _)| index);
+        Self { upstream, bound, route, route_guards }
+    }
+
+    /// The snapshot.
+    pub fn config(&self) -> &Arc<Config> {
+        &self.bound.config
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &UpstreamPolicy {
+        &self.bound.policy
+    }
+
+    /// The route that matched.
+    pub fn route(&self) -> Option<&Route> {
+        self.route.map(|index| &self.bound.policy.routes[index])
+    }
+
+    /// The route's stages, or else the upstream's.
+    pub fn stages(&self) -> &Stages {
+        self.route().map_or(&self.bound.policy.stages, |route| &route.stages)
+    }
+
+    /// Its metrics.
+    pub fn metrics(&self) -> &Arc<UpstreamMetrics> {
+        &self.bound.metrics
+    }
+
+    /// The permits: the route's own, where it names some.
+    pub fn bulkhead(&self) -> &Arc<Bulkhead> {
+        &self.own_guards(|own| own.bulkhead).bulkhead
+    }
+
+    /// The breaker: the route's own, where it names one.
+    pub fn breaker(&self) -> &Arc<BreakerCell> {
+        &self.own_guards(|own| own.breaker).breaker
+    }
+
+    /// The hedge's memory: each named route has its own, since routes differ in speed.
+    pub fn hedge(&self) -> &HedgeState {
+        &self.route_guards.as_deref().unwrap_or(&self.upstream.guards).hedge
+    }
+
+    fn own_guards(&self, is_own: impl Fn(&crate::config::OwnState) -> bool) -> &Guards {
+        match (&self.route_guards, self.route()) {
+            (Some(guards), Some(route)) if is_own(&route.own) => guards,
+            _ => &self.upstream.guards,
+        }
+    }
+
+    /// What is dialled: the policy's endpoint, or the host itself.
+    pub fn dialled(&self) -> &Authority {
+        self.bound.policy.endpoint.as_ref().map_or(self.upstream.authority(), |to| &to.authority)
+    }
+
+    /// The TLS client to use for a call of this scheme; `None` for clear text.
+    pub fn tls(&self, scheme: Scheme) -> Option<&ClientTls> {
+        let is_https = match (&self.bound.policy.endpoint, self.bound.policy.origin) {
+            (_, Origin::Https) => true,
+            (_, Origin::Http) => false,
+            (Some(endpoint), Origin::Auto) => endpoint.is_https,
+            (None, Origin::Auto) => scheme == Scheme::Https,
+        };
+        is_https.then_some(&*self.bound.tls)
+    }
+}
+

@@ -1,0 +1,182 @@
+//! A connection to an upstream as bytes: clear text or TLS, with its traffic counted.
+//!
+//! The counts tell two things that the HTTP library does not: whether any byte of a request was
+//! written and whether any byte of an answer came. A request may go out again on another connection
+//! only by that evidence (RFC 9110 section 9.2.2).
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use dashmap::DashSet;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+/// Our own ends of all connections that are open to upstreams. A client that connects from one of
+/// them is ourselves, sent back by a redirect rule.
+#[derive(Debug, Default)]
+pub struct OwnSockets(DashSet<SocketAddr>);
+
+impl OwnSockets {
+    /// Whether `peer` is one of our own sockets.
+    pub fn holds(&self, peer: &SocketAddr) -> bool {
+        self.0.contains(peer)
+    }
+
+    /// Remembers the near end of `stream` until the mark is dropped.
+    pub fn mark(self: &Arc<Self>, stream: &TcpStream) -> OwnMark {
+        let local = stream.local_addr().ok();
+        if let Some(local) = local {
+            self.0.insert(local);
+        }
+        OwnMark { sockets: self.clone(), local }
+    }
+}
+
+/// Keeps one address in [`OwnSockets`].
+pub struct OwnMark {
+    sockets: Arc<OwnSockets>,
+    local: Option<SocketAddr>,
+}
+
+impl Drop for OwnMark {
+    fn drop(&mut self) {
+        if let Some(local) = self.local {
+            self.sockets.0.remove(&local);
+        }
+    }
+}
+
+/// Bytes that went each way.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Traffic {
+    /// Bytes that came from the upstream.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the operating system took for the upstream.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+}
+
+/// A connected socket, with or without TLS.
+pub struct Socket {
+    stream: Stream,
+    traffic: Arc<Traffic>,
+    peer: SocketAddr,
+    // Dropped after the stream: an address is given up only once its socket is closed.
+    _mark: OwnMark,
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Socket {
+    /// Clear text.
+    pub fn plain(stream: TcpStream, peer: SocketAddr, mark: OwnMark) -> Self {
+        Self { stream: Stream::Plain(stream), traffic: Arc::default(), peer, _mark: mark }
+    }
+
+    /// TLS, after its handshake.
+    pub fn tls(stream: TlsStream<TcpStream>, peer: SocketAddr, mark: OwnMark) -> Self {
+        Self { stream: Stream::Tls(Box::new(stream)), traffic: Arc::default(), peer, _mark: mark }
+    }
+
+    /// The address at the other end.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Whether TLS is spoken.
+    pub fn is_tls(&self) -> bool {
+        matches!(self.stream, Stream::Tls(_))
+    }
+
+    /// Resolves when the upstream has said something, or has left. Only ever asked of clear text,
+    /// where no layer can have read ahead.
+    pub async fn readable(&self) -> io::Result<()> {
+        match &self.stream {
+            Stream::Plain(stream) => stream.readable().await,
+            Stream::Tls(stream) => stream.get_ref().0.readable().await,
+        }
+    }
+
+    /// The counts, to be looked at from outside.
+    pub fn traffic(&self) -> Arc<Traffic> {
+        self.traffic.clone()
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, buf),
+        })?;
+        self.traffic.read.fetch_add((buf.filled().len() - before) as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let taken = ready!(match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, buf),
+        })?;
+        self.traffic.written.fetch_add(taken as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(taken))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let taken = ready!(match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(cx, bufs),
+        })?;
+        self.traffic.written.fetch_add(taken as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(taken))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+        }
+    }
+}
