@@ -1,0 +1,207 @@
+//! A call: the agent's request, made once and then only read.
+//!
+//! Every attempt of the call builds its own head from it, so that a hedge or a retry sends what the
+//! first attempt sent. What changes while the call runs (how far it is, why it ended) is in
+//! [`Progress`], which the attempts share with it.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{Extensions, Method};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use crate::config::Route;
+use crate::error::Stage;
+use crate::wire::authority::Authority;
+use crate::wire::replay::Replay;
+use crate::wire::target::Scheme;
+
+/// The agent's request.
+pub struct Call {
+    /// For the log and the problem JSON.
+    pub id: RequestId,
+    /// When its head had come.
+    pub arrived: Instant,
+    /// As sent.
+    pub method: Method,
+    /// How the client named it.
+    pub scheme: Scheme,
+    /// The upstream in normal form.
+    pub authority: Authority,
+    /// Path and query, byte for byte.
+    pub target: PathAndQuery,
+    /// As the client sent them, hop-by-hop fields included.
+    pub headers: HeaderMap,
+    /// Holds the client's spelling of the field names.
+    pub spelling: Extensions,
+    /// The protocol that the client wants to change to.
+    pub upgrade: Option<HeaderValue>,
+    /// What must still be sent once for each attempt.
+    pub body: CallBody,
+    /// Passes interim answers (1xx) to the client; `None` for an HTTP/1.0 one.
+    pub interim: Option<Arc<dyn InterimSink>>,
+    /// What changes while it runs.
+    pub progress: Arc<Progress>,
+}
+
+/// Where interim answers (1xx) of an upstream go.
+pub trait InterimSink: Send + Sync {
+    /// Hands one on. Called before the final answer, at most a few times.
+    fn interim(&self, status: http::StatusCode, headers: &HeaderMap);
+}
+
+impl Call {
+    /// Whether sending the call twice does no more than sending it once, as far as the method
+    /// (RFC 9110 section 9.2.2), the caller (`Idempotency-Key`) and the route tell.
+    pub fn is_idempotent(&self, methods: &[Method], route: Option<&Route>) -> bool {
+        methods.contains(&self.method)
+            || route.is_some_and(|route| route.idempotent)
+            || self.headers.contains_key(&IDEMPOTENCY_KEY)
+    }
+}
+
+static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// The body of a call.
+pub enum CallBody {
+    /// There is none.
+    Empty,
+    /// It passes once; the place is empty when an attempt has taken it.
+    Once(parking_lot::Mutex<Option<Incoming>>),
+    /// Each attempt takes a reader.
+    Replay(Replay),
+}
+
+impl CallBody {
+    /// Whether one more attempt could send all of it.
+    pub fn can_be_sent(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Once(body) => body.lock().is_some(),
+            Self::Replay(replay) => replay.is_whole(),
+        }
+    }
+}
+
+/// What one call shares with its attempts and its answer.
+#[derive(Debug, Default)]
+pub struct Progress {
+    stage: AtomicU8,
+    fate: AtomicU8,
+    attempts: AtomicU32,
+    queued_us: AtomicU32,
+    first_peer: OnceLock<IpAddr>,
+}
+
+/// Why the attempts that still run are about to be dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// For no reason of ours: the client has left.
+    ClientLeft,
+    /// The deadline has struck.
+    Expired,
+    /// Another attempt has won.
+    Superseded,
+}
+
+impl Progress {
+    /// Notes what the call waits for now.
+    pub fn enter(&self, stage: Stage) {
+        self.stage.store(stage as u8, Ordering::Relaxed);
+    }
+
+    /// What the call waits for.
+    pub fn stage(&self) -> Stage {
+        Stage::ALL[usize::from(self.stage.load(Ordering::Relaxed)) % Stage::ALL.len()]
+    }
+
+    /// To be said before running attempts are dropped.
+    pub fn decide(&self, fate: Fate) {
+        self.fate.store(fate as u8, Ordering::Relaxed);
+    }
+
+    /// Why an attempt that is being dropped is dropped.
+    pub fn fate(&self) -> Fate {
+        match self.fate.load(Ordering::Relaxed) {
+            f if f == Fate::Expired as u8 => Fate::Expired,
+            f if f == Fate::Superseded as u8 => Fate::Superseded,
+            _ => Fate::ClientLeft,
+        }
+    }
+
+    /// Counts an attempt that is sent; the first is 1.
+    pub fn count_attempt(&self) -> u32 {
+        self.attempts.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Attempts sent so far.
+    pub fn attempts(&self) -> u32 {
+        self.attempts.load(Ordering::Relaxed)
+    }
+
+    /// Notes which address the first attempt went to.
+    pub fn went_to(&self, peer: IpAddr) {
+        // Only the first counts: it is what a hedge keeps away from.
+        let _ = self.first_peer.set(peer);
+    }
+
+    /// The address of the first attempt, once it has a connection.
+    pub fn first_peer(&self) -> Option<IpAddr> {
+        self.first_peer.get().copied()
+    }
+
+    /// Notes the time in the bulkhead's queue.
+    pub fn queued(&self, wait: Duration) {
+        self.queued_us.store(wait.as_micros().min(u32::MAX.into()) as u32, Ordering::Relaxed);
+    }
+
+    /// Time in the bulkhead's queue.
+    pub fn queue_time(&self) -> Duration {
+        Duration::from_micros(self.queued_us.load(Ordering::Relaxed).into())
+    }
+}
+
+/// What a request is called in the log: the caller's `x-request-id`, or one of ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestId {
+    /// Made here; printed as 16 hex digits.
+    Ours(u64),
+    /// The caller's.
+    Theirs(HeaderValue),
+}
+
+impl RequestId {
+    /// The caller's id when it is a short token, else a random one.
+    pub fn of(headers: &HeaderMap) -> Self {
+        static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+        match headers.get(&X_REQUEST_ID) {
+            Some(id) if is_short_token(id.as_bytes()) => Self::Theirs(id.clone()),
+            _ => Self::Ours(fastrand::u64(..)),
+        }
+    }
+}
+
+fn is_short_token(id: &[u8]) -> bool {
+    (1..=128).contains(&id.len())
+        && id.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:+/=".contains(b))
+}
+
+impl std::fmt::Display for RequestId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ours(id) => write!(f, "{id:016x}"),
+            Self::Theirs(id) => f.write_str(id.to_str().unwrap_or("-")),
+        }
+    }
+}
+
+/// Whether the request has a body to wait for.
+pub fn has_body(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::TRANSFER_ENCODING)
+        || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0")
+}

@@ -1,0 +1,210 @@
+//! From an [`Error`] to the one shape in which callers see it: status, `Proxy-Status` (RFC 9209) and
+//! problem JSON (RFC 9457).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderValue};
+use http::{Response, StatusCode};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::headers::{PROXY_STATUS, VIA, X_SHOULD_RETRY};
+use crate::call::RequestId;
+use crate::error::Error;
+
+/// What a problem tells beside the error itself.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The policy name of the upstream; `None` when the call never got to know it.
+    pub upstream: Option<&'a str>,
+    /// The request's id.
+    pub request_id: &'a RequestId,
+    /// The time.
+    pub now: Instant,
+    /// When the caller stops waiting.
+    pub deadline: Option<Instant>,
+}
+
+#[derive(Serialize)]
+struct Problem<'a> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    error: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    upstream: Option<&'a str>,
+    retryable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skew_ms: Option<u64>,
+    request_id: &'a str,
+}
+
+/// The whole response for a call that ends in `error`.
+pub fn response(error: &Error, context: Context<'_>) -> Response<Bytes> {
+    let status = error.status();
+    let upstream = context.upstream.unwrap_or("the upstream");
+    let detail = error.detail(upstream, context.now);
+    let wait = error.retry_at().map(|at| at.saturating_duration_since(context.now));
+    let skew = match error {
+        Error::DeadlineExceeded { skew, .. } => *skew,
+        _ => None,
+    };
+    let body = json(&Problem {
+        r#type: "about:blank",
+        title: error.title(),
+        status: status.as_u16(),
+        detail: &detail,
+        error: error.word(),
+        upstream: context.upstream,
+        retryable: error.is_retryable(),
+        retry_after_ms: wait.map(millis),
+        skew_ms: skew.map(millis),
+        request_id: &context.request_id.to_string(),
+    });
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::VIA, VIA);
+    headers.insert(PROXY_STATUS.clone(), proxy_status(error, &detail));
+    if let Some(seconds) = wait.and_then(|wait| retry_after(wait, context)) {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if is_pointless(error, wait, context) {
+        headers.insert(X_SHOULD_RETRY.clone(), HeaderValue::from_static("false"));
+    }
+    response
+}
+
+/// Whole seconds, never more than the caller has left and never 0, which some clients take as "at
+/// once, without end"; under a second it is left out.
+fn retry_after(wait: Duration, context: Context<'_>) -> Option<u64> {
+    let left = context.deadline.map(|at| at.saturating_duration_since(context.now));
+    let seconds = wait.as_millis().div_ceil(1000) as u64;
+    match left {
+        Some(left) => Some(seconds.min(left.as_secs())).filter(|seconds| *seconds > 0),
+        None => Some(seconds).filter(|seconds| *seconds > 0),
+    }
+}
+
+/// Whether another try by the caller cannot help: the SDKs would otherwise make two more.
+fn is_pointless(error: &Error, wait: Option<Duration>, context: Context<'_>) -> bool {
+    match error {
+        Error::DeadlineExceeded { .. } | Error::EgressDenied { .. } => true,
+        Error::CircuitOpen { .. } => match (wait, context.deadline) {
+            (Some(wait), Some(deadline)) => context.now + wait >= deadline,
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// `hedgerow; error=…; details="…"`. What a string of RFC 8941 cannot hold is left out.
+fn proxy_status(error: &Error, detail: &str) -> HeaderValue {
+    let details: String =
+        detail.chars().filter(|c| (' '..='~').contains(c) && !matches!(c, '"' | '\\')).collect();
+    let text = format!("hedgerow; error={}; details=\"{details}\"", error.proxy_status());
+    HeaderValue::from_maybe_shared(Bytes::from(text)).unwrap_or(HeaderValue::from_static("hedgerow"))
+}
+
+fn json(problem: &Problem<'_>) -> Bytes {
+    // Strings and numbers always serialise.
+    serde_json::to_vec(problem).unwrap_or_default().into()
+}
+
+fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+/// The response as bytes, for a connection that the HTTP library has given up.
+pub fn on_the_wire(response: &Response<Bytes>) -> Vec<u8> {
+    let status = response.status();
+    let mut out = Vec::with_capacity(512 + response.body().len());
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(status.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(status.canonical_reason().unwrap_or("Error").as_bytes());
+    out.extend_from_slice(b"\r\n");
+    for (name, value) in response.headers() {
+        out.extend_from_slice(name.as_str().as_bytes());
+        out.extend_from_slice(b": ");
+        out.extend_from_slice(value.as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
+    let length = response.body().len();
+    out.extend_from_slice(format!("content-length: {length}\r\nconnection: close\r\n\r\n").as_bytes());
+    out.extend_from_slice(response.body());
+    out
+}
+
+/// Statuses whose connection ends with the answer: what followed a bad head cannot be trusted.
+pub fn ends_connection(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST
+            | StatusCode::REQUEST_TIMEOUT
+            | StatusCode::URI_TOO_LONG
+            | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Bound, Stage};
+
+    fn respond(error: &Error, left: Option<Duration>) -> (Response<Bytes>, serde_json::Value) {
+        let now = Instant::now();
+        let id = RequestId::Ours(7);
+        let context =
+            Context { upstream: Some("quotes"), request_id: &id, now, deadline: left.map(|left| now + left) };
+        let response = response(error, context);
+        let body = serde_json::from_slice(response.body()).unwrap();
+        (response, body)
+    }
+
+    #[tokio::test]
+    async fn an_open_circuit_says_when_to_come_back() {
+        let error = Error::CircuitOpen { retry_at: Some(Instant::now() + Duration::from_secs(12)) };
+        let (response, body) = respond(&error, Some(Duration::from_secs(30)));
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["retry-after"], "12");
+        assert!(!response.headers().contains_key("x-should-retry"));
+        assert_eq!(body["error"], "circuit_open");
+        assert_eq!(body["detail"], "quotes is failing; next probe in 12 s");
+        assert_eq!(body["retryable"], false);
+        assert_eq!(body["request_id"], "0000000000000007");
+        assert_eq!(
+            response.headers()["proxy-status"],
+            "hedgerow; error=destination_unavailable; details=\"quotes is failing; next probe in 12 s\""
+        );
+    }
+
+    #[tokio::test]
+    async fn retry_after_never_exceeds_what_the_caller_has_left_and_is_never_zero() {
+        let error = Error::CircuitOpen { retry_at: Some(Instant::now() + Duration::from_secs(12)) };
+        let (response, _) = respond(&error, Some(Duration::from_millis(5500)));
+        assert_eq!(response.headers()["retry-after"], "5");
+        assert_eq!(response.headers()["x-should-retry"], "false");
+        let (response, _) = respond(&error, Some(Duration::from_millis(900)));
+        assert!(!response.headers().contains_key("retry-after"));
+    }
+
+    #[tokio::test]
+    async fn a_deadline_that_had_passed_tells_the_skew() {
+        let error = Error::DeadlineExceeded {
+            stage: Stage::Arrival,
+            bound: Bound::Header,
+            skew: Some(Duration::from_millis(30_000)),
+        };
+        let (response, body) = respond(&error, None);
+        assert_eq!(response.status(), 504);
+        assert_eq!(body["skew_ms"], 30_000);
+        assert_eq!(response.headers()["x-should-retry"], "false");
+    }
+}

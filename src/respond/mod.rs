@@ -1,0 +1,4 @@
+//! What hedgerow says by itself, and what it adds to what an upstream says.
+
+pub mod error;
+pub mod headers;
