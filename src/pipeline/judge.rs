@@ -1,0 +1,240 @@
+//! What an attempt owes at its end, however it ends: a verdict for the breaker, a sample for the
+//! hedge's memory, a count.
+//!
+//! A guard, because most ways to end an attempt are to drop it: the client leaves, the deadline
+//! strikes, another attempt wins. Why it is dropped stands in the call's [`Progress`].
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::header::{self, HeaderMap, HeaderName};
+use http::StatusCode;
+use tokio::time::Instant;
+
+use crate::call::{Fate, Progress};
+use crate::error::Error;
+use crate::policy::breaker::{Admission, State, Verdict};
+use crate::telemetry::metrics::{AttemptKind, AttemptResult, BreakerState};
+use crate::upstream::registry::Lane;
+
+static GRPC_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// The longest that a `Retry-After` is believed.
+const LONGEST_PUSH_BACK: Duration = Duration::from_secs(24 * 3600);
+
+/// One attempt's guard.
+pub struct Judge {
+    lane: Lane,
+    progress: Arc<Progress>,
+    admission: Option<Admission>,
+    kind: AttemptKind,
+    started: Instant,
+    /// Whether the request has gone out, so that time says something about the upstream.
+    is_sent: bool,
+    head: Option<Head>,
+    is_done: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Head {
+    status: StatusCode,
+    push_back: Option<Instant>,
+}
+
+impl Judge {
+    /// Watches an attempt that has passed its gates at `started`.
+    pub fn new(
+        lane: Lane,
+        progress: Arc<Progress>,
+        admission: Option<Admission>,
+        kind: AttemptKind,
+        started: Instant,
+    ) -> Self {
+        Self { lane, progress, admission, kind, started, is_sent: false, head: None, is_done: false }
+    }
+
+    /// When the attempt passed its gates.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// The request goes out now.
+    pub fn sent(&mut self) {
+        self.is_sent = true;
+    }
+
+    /// The head has come: a sample, unless it is a failure that came fast. A probe that turns out to
+    /// be a stream is judged by its head, or the breaker would stay half-open as long as it lasts.
+    pub fn head(&mut self, status: StatusCode, headers: &HeaderMap, now: Instant) {
+        self.head = Some(Head { status, push_back: push_back_until(headers, now) });
+        if !self.lane.stages().unacceptable.contains(status) {
+            self.sample(now);
+        }
+        let is_probe = self.admission.as_ref().is_some_and(Admission::is_probe);
+        if is_probe && is_stream(headers) {
+            self.complete(now);
+        }
+    }
+
+    /// The answer has come whole.
+    pub fn complete(&mut self, now: Instant) {
+        let (verdict, result) = match self.head {
+            Some(head) => (self.by_status(head), self.status_result(head.status)),
+            None => (Verdict::Success, AttemptResult::Ok),
+        };
+        self.close(verdict, result, now);
+    }
+
+    /// The attempt has failed.
+    pub fn fail(&mut self, error: &Error, now: Instant) {
+        let verdict = match error {
+            Error::DeadlineExceeded { .. } => self.by_deadline(now),
+            error if error.counts_against_upstream() => Verdict::Failure,
+            _ => Verdict::Neutral,
+        };
+        self.close(verdict, result_of(error), now);
+    }
+
+    /// The deadline struck while the body was coming.
+    pub fn expire(&mut self, now: Instant) {
+        self.close(self.by_deadline(now), AttemptResult::Timeout, now);
+    }
+
+    fn by_status(&self, head: Head) -> Verdict {
+        let Some(breaker) = &self.lane.stages().breaker else { return Verdict::Neutral };
+        let is_probe = self.admission.as_ref().is_some_and(Admission::is_probe);
+        match (head.status, head.push_back) {
+            (StatusCode::TOO_MANY_REQUESTS, until) => Verdict::PushBack { until },
+            (StatusCode::SERVICE_UNAVAILABLE, until @ Some(_)) if is_probe => Verdict::PushBack { until },
+            (status, _) if breaker.failure_statuses.contains(status) => Verdict::Failure,
+            _ => Verdict::Success,
+        }
+    }
+
+    /// A deadline says something about the upstream only when it had its fair chance.
+    fn by_deadline(&self, now: Instant) -> Verdict {
+        let Some(breaker) = &self.lane.stages().breaker else { return Verdict::Neutral };
+        let chance = breaker.fair_chance.min(breaker.slow_after);
+        if now.saturating_duration_since(self.started) >= chance { Verdict::Failure } else { Verdict::Neutral }
+    }
+
+    fn status_result(&self, status: StatusCode) -> AttemptResult {
+        if self.lane.stages().unacceptable.contains(status) { AttemptResult::Status } else { AttemptResult::Ok }
+    }
+
+    fn sample(&self, now: Instant) {
+        if self.lane.stages().hedge.is_some() {
+            self.lane.hedge().record(now.saturating_duration_since(self.started), now);
+        }
+    }
+
+    /// It would have taken at least so long.
+    fn sample_cancelled(&self, now: Instant) {
+        if self.lane.stages().hedge.is_some() {
+            self.lane.hedge().record_cancelled(now.saturating_duration_since(self.started), now);
+        }
+    }
+
+    fn close(&mut self, verdict: Verdict, result: AttemptResult, now: Instant) {
+        if std::mem::replace(&mut self.is_done, true) {
+            return;
+        }
+        let metrics = self.lane.metrics();
+        if let (Some(admission), Some(breaker)) = (self.admission.take(), &self.lane.stages().breaker)
+            && let Some(state) = admission.finish(breaker, verdict, now)
+        {
+            breaker_moved(&self.lane, state);
+        }
+        metrics.attempt(self.kind, result);
+    }
+}
+
+impl Drop for Judge {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(head) = self.head
+            && self.progress.fate() != Fate::ClientLeft
+            && self.status_result(head.status) == AttemptResult::Status
+        {
+            // An answer that was not good enough, given up for a better one or none.
+            let verdict = self.by_status(head);
+            return self.close(verdict, AttemptResult::Status, now);
+        }
+        match self.progress.fate() {
+            Fate::Expired => {
+                if self.is_sent && self.head.is_none() {
+                    self.sample_cancelled(now);
+                }
+                let verdict = if self.is_sent { self.by_deadline(now) } else { Verdict::Neutral };
+                self.close(verdict, AttemptResult::Timeout, now);
+            }
+            Fate::Superseded => {
+                if self.head.is_none() {
+                    self.sample_cancelled(now);
+                }
+                // Dropping the admission, not finishing it, lets an old attempt count as slow.
+                self.admission = None;
+                self.close(Verdict::Neutral, AttemptResult::Cancelled, now);
+            }
+            Fate::ClientLeft => {
+                self.admission = None;
+                self.close(Verdict::Neutral, AttemptResult::Cancelled, now);
+            }
+        }
+    }
+}
+
+/// Tells metrics and log that the breaker of `lane` has changed its state.
+pub fn breaker_moved(lane: &Lane, state: State) {
+    lane.metrics().breaker_transition(match state {
+        State::Closed => BreakerState::Closed,
+        State::Open => BreakerState::Open,
+        State::HalfOpen => BreakerState::HalfOpen,
+    });
+    tracing::warn!(
+        upstream = %lane.policy().name,
+        authority = %lane.upstream.authority(),
+        state = state.word(),
+        "breaker changed"
+    );
+}
+
+fn result_of(error: &Error) -> AttemptResult {
+    match error {
+        Error::DeadlineExceeded { .. } | Error::ConnectTimeout | Error::DnsTimeout => AttemptResult::Timeout,
+        Error::ConnectFailed(_) | Error::DnsFailed(_) => AttemptResult::Connect,
+        Error::TlsFailed(_) | Error::CertificateInvalid { .. } => AttemptResult::Tls,
+        Error::UpstreamReset(_) | Error::UpstreamIncomplete(_) | Error::UpstreamInvalid(_) => AttemptResult::Reset,
+        _ => AttemptResult::Cancelled,
+    }
+}
+
+/// Whether the answer asks for no further attempt of this call.
+pub fn is_push_back(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::RETRY_AFTER)
+        || headers.get(&X_SHOULD_RETRY).is_some_and(|value| value == "false")
+        || headers.get(&GRPC_PUSHBACK).is_some_and(|value| value.as_bytes().starts_with(b"-"))
+}
+
+/// When `Retry-After` lets the next request come: seconds or a date (RFC 9110 section 10.2.3).
+/// What cannot be read says nothing.
+fn push_back_until(headers: &HeaderMap, now: Instant) -> Option<Instant> {
+    let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+    let wait = match value.parse::<u64>() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => httpdate::parse_http_date(value).ok()?.duration_since(SystemTime::now()).ok()?,
+    };
+    Some(now + wait.min(LONGEST_PUSH_BACK))
+}
+
+/// Whether the answer's body has no end that one waits for: its deadline follows other rules.
+pub fn is_stream(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| {
+        let kind = kind.as_bytes();
+        kind.starts_with(b"text/event-stream") || kind.starts_with(b"application/grpc")
+    })
+}

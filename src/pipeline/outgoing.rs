@@ -1,0 +1,140 @@
+//! The head that one attempt sends: built from the call each time, so that every attempt of a call
+//! sends the same and none has to give its head back.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Uri, Version};
+use tokio::time::Instant;
+
+use crate::call::{Call, CallBody};
+use crate::error::{Cause, Error};
+use crate::policy::deadline::{Deadline, GRPC_TIMEOUT, X_REQUEST_DEADLINE};
+use crate::upstream::registry::Lane;
+use crate::upstream::rewrite;
+use crate::wire::body::{Continue, RequestBody};
+use crate::wire::deadline_header::format_grpc_timeout;
+use crate::wire::hop_by_hop::{self, Forwarded};
+use crate::wire::target::Scheme;
+
+static ENVOY_EXPECTED_TIMEOUT: HeaderName = HeaderName::from_static("x-envoy-expected-rq-timeout-ms");
+
+/// Fields that an attempt adds at most.
+const OWN_FIELDS: usize = 8;
+
+/// What is sent, and the gate of its body where the client waits for `100 Continue`.
+pub struct Outgoing {
+    /// The request.
+    pub request: Request<RequestBody>,
+    /// Opens the body's gate.
+    pub gate: Option<Continue>,
+}
+
+/// The request of one attempt of `call` on `lane`. `is_last` gives the spelling of the field names
+/// away instead of copying it.
+///
+/// # Errors
+/// [`Error::Internal`] when the body has gone with another attempt, or the policy's rewrite makes
+/// something that is no path.
+pub fn request(
+    call: &Call,
+    lane: &Lane,
+    deadline: Option<&Deadline>,
+    via: &HeaderValue,
+    now: Instant,
+) -> Result<Outgoing, Error> {
+    let (body, gate) = body(call)?;
+    let has_unknown_length = http_body::Body::size_hint(&body).exact().is_none();
+    let mut request = Request::new(body);
+    *request.method_mut() = call.method.clone();
+    *request.version_mut() = Version::HTTP_11;
+    *request.extensions_mut() = call.spelling.clone();
+
+    let mut headers = HeaderMap::with_capacity(call.headers.len() + OWN_FIELDS);
+    headers.insert(header::HOST, host(lane, call.scheme)?);
+    let forwarded = Forwarded::of(&call.headers);
+    for (name, value) in forwarded.iter() {
+        if name != header::HOST && !(deadline.is_some() && is_deadline_field(name)) {
+            headers.append(name, value.clone());
+        }
+    }
+    if has_unknown_length {
+        headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+    headers.append(header::VIA, via.clone());
+    if let Some(deadline) = deadline {
+        tell_deadline(&mut headers, deadline, lane, now);
+    }
+    if let Some(upgrade) = &call.upgrade {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, upgrade.clone());
+    } else if hop_by_hop::wants_trailers(&call.headers) {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+    if matches!(call.method, Method::OPTIONS | Method::TRACE) {
+        count_down_forwards(&mut headers);
+    }
+
+    let mut target = call.target.clone();
+    if let Some(rules) = &lane.policy().rewrite {
+        target = rewrite::target(rules, &target)?;
+        rewrite::fields(rules, &mut headers);
+    }
+    *request.uri_mut() = Uri::from(target);
+    *request.headers_mut() = headers;
+    Ok(Outgoing { request, gate })
+}
+
+fn body(call: &Call) -> Result<(RequestBody, Option<Continue>), Error> {
+    let body = match &call.body {
+        CallBody::Empty => return Ok((RequestBody::empty(), None)),
+        CallBody::Replay(replay) => RequestBody::replayed(replay.reader()),
+        CallBody::Once(place) => match place.lock().take() {
+            Some(body) => RequestBody::once(body),
+            None => return Err(Error::Internal(Cause::from("the body has gone with another attempt"))),
+        },
+    };
+    let waits = call
+        .headers
+        .get(header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    if waits {
+        let (body, gate) = body.after_continue();
+        return Ok((body, Some(gate)));
+    }
+    Ok((body, None))
+}
+
+fn host(lane: &Lane, scheme: Scheme) -> Result<HeaderValue, Error> {
+    let scheme = if lane.tls(scheme).is_some() { Scheme::Https } else { Scheme::Http };
+    HeaderValue::from_str(lane.dialled().host_field(scheme.default_port()))
+        .map_err(|error| Error::Internal(Cause::chain(&error)))
+}
+
+fn is_deadline_field(name: &HeaderName) -> bool {
+    *name == X_REQUEST_DEADLINE || *name == GRPC_TIMEOUT
+}
+
+fn tell_deadline(headers: &mut HeaderMap, deadline: &Deadline, lane: &Lane, now: Instant) {
+    headers.insert(X_REQUEST_DEADLINE.clone(), deadline.told.clone());
+    if let Some(end) = deadline.grpc_end {
+        let left = format_grpc_timeout(end.saturating_duration_since(now));
+        if let Ok(value) = HeaderValue::try_from(left) {
+            headers.insert(GRPC_TIMEOUT.clone(), value);
+        }
+    }
+    if lane.stages().deadline.as_ref().is_some_and(|policy| policy.tell_envoy) {
+        let left = deadline.at.saturating_duration_since(now).as_millis() as u64;
+        headers.insert(ENVOY_EXPECTED_TIMEOUT.clone(), HeaderValue::from(left));
+    }
+}
+
+/// RFC 9110 section 7.6.2; what arrives with 0 never comes this far.
+fn count_down_forwards(headers: &mut HeaderMap) {
+    let left = headers
+        .get(header::MAX_FORWARDS)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.parse::<u64>().ok());
+    if let Some(left) = left {
+        headers.insert(header::MAX_FORWARDS, HeaderValue::from(left.saturating_sub(1)));
+    }
+}

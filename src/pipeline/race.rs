@@ -1,0 +1,305 @@
+//! One try: a primary attempt and, when it is slow, a hedge. The first acceptable head wins.
+//!
+//! All waiting of a call up to its head happens here, on one timer: it stands at the hedge's start
+//! first and at the deadline then. Attempts are futures of this one; the ones that have not won are
+//! dropped, which cancels them on the wire.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::attempt::{self, Head, Try};
+use super::gate::{self, Closed, Pass};
+use super::judge::is_push_back;
+use crate::call::Fate;
+use crate::error::{Cause, Error};
+use crate::policy::hedge::Plan;
+use crate::respond::headers::HedgeEnd;
+use crate::telemetry::metrics::{AttemptKind, HedgeOutcome};
+use crate::upstream::registry::Lane;
+
+/// No deadline: further away than any call lasts.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// The answer of a try, and how its hedge ended.
+pub struct Outcome {
+    /// The head that won.
+    pub head: Head,
+    /// Whether a hedge was sent, and whether it won.
+    pub hedge: Option<HedgeEnd>,
+}
+
+/// Sends `this.call` to `lane`, hedged as the policy says, until the deadline.
+///
+/// # Errors
+/// The primary's error when no attempt got an answer; the deadline's when it struck.
+pub async fn run(this: Try<'_>, lane: &Lane) -> Result<Outcome, Error> {
+    let progress = &this.call.progress;
+    let end = this.deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.at);
+    let mut timer = pin!(sleep_until(end));
+
+    let pass = tokio::select! {
+        biased;
+        pass = gate::enter(lane, progress, this.deadline.map(|deadline| deadline.at)) => pass?,
+        () = timer.as_mut() => return Err(expired(this)),
+    };
+    let mut hedging = Hedging::plan(this, lane, &pass, end);
+    if let Some(at) = hedging.next {
+        timer.as_mut().reset(at.min(end));
+    }
+
+    let primary = pin!(attempt::run(this, lane.clone(), pass, AttemptKind::Primary));
+    let mut runners = Runners { primary: Some(primary), hedges: Vec::new() };
+    let mut kept = Kept::default();
+    loop {
+        let event = poll_fn(|cx| {
+            if let Poll::Ready(event) = runners.poll(cx) {
+                return Poll::Ready(event);
+            }
+            timer.as_mut().poll(cx).map(|()| Event::Timer)
+        })
+        .await;
+        match event {
+            Event::Ended(kind, Ok(head)) if head.is_acceptable() => {
+                progress.decide(Fate::Superseded);
+                return Ok(hedging.won(kind, head));
+            }
+            Event::Ended(kind, ended) => {
+                if ended.as_ref().is_ok_and(|head| is_push_back(head.response.headers())) {
+                    hedging.disarm();
+                }
+                if kind == AttemptKind::Hedge {
+                    hedging.failed();
+                }
+                kept.keep(kind, ended);
+                if runners.is_empty() {
+                    // What is kept beside the answer is given up as not good enough.
+                    progress.decide(Fate::Superseded);
+                    return kept.into_answer().map(|(kind, head)| hedging.settled(kind, head));
+                }
+            }
+            Event::Timer if Instant::now() >= end => return Err(expired(this)),
+            Event::Timer => {
+                if let Some(hedge) = hedging.start(this, lane, end) {
+                    runners.hedges.push(hedge);
+                }
+                timer.as_mut().reset(hedging.next.map_or(end, |at| at.min(end)));
+            }
+        }
+    }
+}
+
+fn expired(this: Try<'_>) -> Error {
+    this.call.progress.decide(Fate::Expired);
+    let stage = this.call.progress.stage();
+    this.deadline.map_or(Error::Internal(Cause::NONE), |deadline| deadline.exceeded(stage))
+}
+
+enum Event {
+    Ended(AttemptKind, Result<Head, Error>),
+    Timer,
+}
+
+type HedgeFuture<'a> = Pin<Box<dyn Future<Output = Result<Head, Error>> + Send + 'a>>;
+
+/// The attempts that run.
+struct Runners<'a, P> {
+    primary: Option<Pin<&'a mut P>>,
+    hedges: Vec<HedgeFuture<'a>>,
+}
+
+impl<P: Future<Output = Result<Head, Error>>> Runners<'_, P> {
+    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Event> {
+        if let Some(primary) = &mut self.primary
+            && let Poll::Ready(ended) = primary.as_mut().poll(cx)
+        {
+            self.primary = None;
+            return Poll::Ready(Event::Ended(AttemptKind::Primary, ended));
+        }
+        for at in 0..self.hedges.len() {
+            if let Poll::Ready(ended) = self.hedges[at].as_mut().poll(cx) {
+                drop(self.hedges.swap_remove(at));
+                return Poll::Ready(Event::Ended(AttemptKind::Hedge, ended));
+            }
+        }
+        Poll::Pending
+    }
+
+    fn is_empty(&self) -> bool {
+        self.primary.is_none() && self.hedges.is_empty()
+    }
+}
+
+/// What came that was not good enough, in case nothing better does.
+#[derive(Default)]
+struct Kept {
+    primary: Option<Result<Head, Error>>,
+    hedge: Option<Head>,
+}
+
+impl Kept {
+    fn keep(&mut self, kind: AttemptKind, ended: Result<Head, Error>) {
+        match (kind, ended) {
+            (AttemptKind::Hedge, Ok(head)) => self.hedge = self.hedge.take().or(Some(head)),
+            (AttemptKind::Hedge, Err(_)) => {}
+            (_, ended) => self.primary = Some(ended),
+        }
+    }
+
+    /// The primary's answer; a hedge's only where the primary has none.
+    fn into_answer(self) -> Result<(AttemptKind, Head), Error> {
+        match (self.primary, self.hedge) {
+            (Some(Ok(head)), _) => Ok((AttemptKind::Primary, head)),
+            (_, Some(head)) => Ok((AttemptKind::Hedge, head)),
+            (Some(Err(error)), None) => Err(error),
+            (None, None) => Err(Error::Internal(Cause::from("a try ended without an outcome"))),
+        }
+    }
+}
+
+/// When the next hedge starts, and what became of those that did.
+struct Hedging {
+    lane: Lane,
+    next: Option<Instant>,
+    spacing: Duration,
+    pays: bool,
+    left: usize,
+    running: usize,
+    started: usize,
+}
+
+impl Hedging {
+    fn plan(this: Try<'_>, lane: &Lane, pass: &Pass, end: Instant) -> Self {
+        let mut this_plan = Self {
+            lane: lane.clone(),
+            next: None,
+            spacing: Duration::ZERO,
+            pays: true,
+            left: 0,
+            running: 0,
+            started: 0,
+        };
+        let stages = lane.stages();
+        // A probe is alone by design, and an upgrade cannot be taken back.
+        let is_probe = pass.admission.as_ref().is_some_and(|admission| admission.is_probe());
+        lane.upstream.budget.deposit(&stages.extra_load, pass.at);
+        if let Some(hedge) = &stages.hedge
+            && !is_probe
+            && this.call.upgrade.is_none()
+            && this.call.is_idempotent(&hedge.methods, lane.route())
+        {
+            let plan = lane.hedge().plan(hedge, stages.extra_load.ratio, pass.at);
+            let (delay, pays) = match plan {
+                Plan::After(delay) => (delay, true),
+                Plan::NoGain(delay) => (delay, false),
+            };
+            lane.metrics().hedge_delay(delay);
+            this_plan.spacing = delay;
+            this_plan.pays = pays;
+            this_plan.left = hedge.max_extra;
+            this_plan.next = Some(pass.at + delay).filter(|at| *at < end);
+        }
+        this_plan
+    }
+
+    /// The next hedge, if every gate is open to it.
+    fn start<'a>(&mut self, this: Try<'a>, lane: &Lane, end: Instant) -> Option<HedgeFuture<'a>> {
+        let now = Instant::now();
+        self.next = None;
+        match self.admit(this, lane, now, end) {
+            Ok((lane, pass)) => {
+                self.left -= 1;
+                self.running += 1;
+                self.started += 1;
+                if self.left > 0 {
+                    self.next = Some(now + self.spacing);
+                }
+                Some(Box::pin(attempt::run(this, lane, pass, AttemptKind::Hedge)))
+            }
+            Err(reason) => {
+                self.lane.metrics().hedge(reason);
+                None
+            }
+        }
+    }
+
+    fn admit(
+        &self,
+        this: Try<'_>,
+        lane: &Lane,
+        now: Instant,
+        end: Instant,
+    ) -> Result<(Lane, Pass), HedgeOutcome> {
+        if !self.pays {
+            return Err(HedgeOutcome::SuppressedNoGain);
+        }
+        if !this.call.body.can_be_sent() {
+            return Err(HedgeOutcome::SuppressedBody);
+        }
+        // With less left than half of what a slow answer takes by now, the hedge comes too late too.
+        if end.saturating_duration_since(now) < self.spacing / 2 {
+            return Err(HedgeOutcome::SuppressedDeadline);
+        }
+        let target = self.target(this, lane);
+        let pass = gate::try_enter(&target, now).map_err(|closed| match closed {
+            Closed::Breaker => HedgeOutcome::SuppressedBreaker,
+            Closed::Bulkhead => HedgeOutcome::SuppressedBulkhead,
+        })?;
+        if !lane.upstream.budget.withdraw(&lane.stages().extra_load, now) {
+            return Err(HedgeOutcome::SuppressedBudget);
+        }
+        Ok((target, pass))
+    }
+
+    /// The backup that the policy names, or the same upstream again.
+    fn target(&self, this: Try<'_>, lane: &Lane) -> Lane {
+        let named = lane.stages().hedge.as_ref().and_then(|hedge| hedge.to.as_ref());
+        let registry = this.proxy.registry();
+        match named.and_then(|name| registry.by_name(lane.config(), name)) {
+            Some(backup) => {
+                registry.touch(&backup, Instant::now());
+                Lane::find(registry, lane.config(), backup, &this.call.method, this.call.target.path())
+            }
+            None => lane.clone(),
+        }
+    }
+
+    /// The upstream asked for no more: no hedge of this call starts.
+    fn disarm(&mut self) {
+        if self.next.take().is_some() {
+            self.lane.metrics().hedge(HedgeOutcome::SuppressedPushBack);
+        }
+    }
+
+    fn failed(&mut self) {
+        self.running -= 1;
+        self.lane.metrics().hedge(HedgeOutcome::Failed);
+        self.lane.hedge().record_outcome(false);
+    }
+
+    /// An acceptable head of an attempt of this kind has come: the others have lost.
+    fn won(mut self, kind: AttemptKind, head: Head) -> Outcome {
+        if kind == AttemptKind::Hedge {
+            self.running -= 1;
+            self.lane.metrics().hedge(HedgeOutcome::Won);
+            self.lane.hedge().record_outcome(true);
+        }
+        for _ in 0..self.running {
+            self.lane.metrics().hedge(HedgeOutcome::Lost);
+            self.lane.hedge().record_outcome(false);
+        }
+        self.settled(kind, head)
+    }
+
+    /// The answer that is passed on, all hedges being counted.
+    fn settled(self, kind: AttemptKind, head: Head) -> Outcome {
+        let hedge = (self.started > 0).then_some(match kind {
+            AttemptKind::Hedge => HedgeEnd::Won,
+            _ => HedgeEnd::Lost,
+        });
+        Outcome { head, hedge }
+    }
+}

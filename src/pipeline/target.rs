@@ -1,0 +1,69 @@
+//! Step one of the journey: which upstream, under which rules, and the call that goes there.
+
+use std::sync::Arc;
+
+use http::uri::PathAndQuery;
+use tokio::time::Instant;
+
+use super::ledger::Ledger;
+use super::{Intake, Proxy};
+use crate::call::{Call, CallBody, has_body};
+use crate::error::Error;
+use crate::upstream::registry::{Lane, Upstream};
+use crate::wire::hop_by_hop;
+use crate::wire::replay::Replay;
+use crate::wire::target;
+
+/// The upstream, and the path and query to ask it for.
+///
+/// # Errors
+/// [`Error::InvalidRequest`] for a host that is none.
+pub fn find(proxy: &Proxy, intake: &Intake) -> Result<(Arc<Upstream>, PathAndQuery), Error> {
+    let upstream = proxy
+        .registry()
+        .by_authority(&intake.config, &intake.authority, intake.scheme)
+        .map_err(Error::InvalidRequest)?;
+    let uri = &intake.head.uri;
+    let target = match target::path_and_query(&intake.head.method, uri) {
+        "*" => PathAndQuery::from_static("*"),
+        _ => uri.path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/")),
+    };
+    Ok((upstream, target))
+}
+
+/// The rules and guards that the request meets there.
+pub fn lane(proxy: &Proxy, intake: &Intake, upstream: Arc<Upstream>, target: &PathAndQuery) -> Lane {
+    proxy.registry().touch(&upstream, Instant::now());
+    Lane::find(proxy.registry(), &intake.config, upstream, &intake.head.method, target.path())
+}
+
+/// The call, with its body kept for replay where it may be sent twice.
+pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, ledger: &Ledger) -> Call {
+    let Intake { head, body, scheme, config, arrival, interim, .. } = intake;
+    let mut call = Call {
+        id: ledger.id().clone(),
+        arrived: arrival.now,
+        upgrade: hop_by_hop::upgrade(&head.headers).cloned(),
+        method: head.method,
+        scheme,
+        authority: lane.upstream.authority().clone(),
+        target,
+        headers: head.headers,
+        spelling: head.extensions,
+        body: CallBody::Empty,
+        interim,
+        progress: ledger.progress().clone(),
+    };
+    if has_body(&call.headers) {
+        let limit = lane.stages().replay_limit;
+        let methods = lane.stages().hedge.as_ref().map_or(&[][..], |hedge| &hedge.methods);
+        let may_repeat = call.method.is_idempotent() || call.is_idempotent(methods, lane.route());
+        call.body = if may_repeat && limit > 0 {
+            let total = config.limits.replay_total;
+            CallBody::Replay(Replay::new(body, limit, total, proxy.replay().clone()))
+        } else {
+            CallBody::Once(parking_lot::Mutex::new(Some(body)))
+        };
+    }
+    call
+}
