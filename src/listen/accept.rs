@@ -1,0 +1,107 @@
+//! Taking connections: bounded in number, from whom the policy lets in, one task each.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep};
+
+use super::connection;
+use super::downstream::ClientSocket;
+use crate::pipeline::Proxy;
+
+/// The first pause after an accept that failed for want of something; it doubles up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// At most one message a second about failing accepts.
+const MESSAGE_EVERY: Duration = Duration::from_secs(1);
+
+/// A port and who may use it.
+pub struct Door {
+    /// The port.
+    pub listener: TcpListener,
+    /// Who may connect beside loopback.
+    pub clients: Vec<IpNet>,
+    /// A place for each connection at once. With none free, clients wait in the kernel's backlog:
+    /// closing them unanswered would make some of them reconnect without end.
+    pub places: Arc<Semaphore>,
+}
+
+/// Accepts connections until the future is dropped.
+pub async fn run(door: Door, proxy: Arc<Proxy>) {
+    let mut pause = FIRST_PAUSE;
+    let mut last_message: Option<Instant> = None;
+    loop {
+        let Ok(place) = door.places.clone().acquire_owned().await else { return };
+        match door.listener.accept().await {
+            Ok((stream, peer)) => {
+                pause = FIRST_PAUSE;
+                admit(&door, &proxy, stream, peer, place);
+            }
+            // The client was gone before we got to it: nothing is wrong here.
+            Err(error) if is_clients_own(&error) => {}
+            Err(error) => {
+                let now = Instant::now();
+                if last_message.is_none_or(|last| now - last >= MESSAGE_EVERY) {
+                    tracing::warn!(%error, "cannot accept connections; trying again");
+                    last_message = Some(now);
+                }
+                // Out of descriptors or memory: accepting in a loop would only burn the processor.
+                sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+            }
+        }
+    }
+}
+
+fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
+    if !may_connect(peer.ip(), &door.clients) {
+        tracing::debug!(%peer, "connection from outside listen.clients closed");
+        return;
+    }
+    if proxy.registry().dialer().own_sockets().holds(&peer) {
+        tracing::error!(%peer, "loop: a connection of our own was redirected back to us; closed");
+        return;
+    }
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "client left before its connection was served");
+        return;
+    }
+    let proxy = proxy.clone();
+    tokio::spawn(async move {
+        connection::serve(ClientSocket::new(stream), proxy, None).await;
+        drop(place);
+    });
+}
+
+fn may_connect(peer: IpAddr, clients: &[IpNet]) -> bool {
+    let peer = peer.to_canonical();
+    peer.is_loopback() || clients.iter().any(|range| range.contains(&peer))
+}
+
+fn is_clients_own(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_and_the_listed_may_connect() {
+        let clients = ["10.0.0.0/8".parse().unwrap()];
+        for (peer, may) in
+            [("127.0.0.1", true), ("::1", true), ("10.1.2.3", true), ("::ffff:10.1.2.3", true), ("192.0.2.1", false)]
+        {
+            assert_eq!(may_connect(peer.parse().unwrap(), &clients), may, "{peer}");
+        }
+        assert!(!may_connect("10.1.2.3".parse().unwrap(), &[]));
+    }
+}

@@ -1,0 +1,187 @@
+//! Tunnels: what a CONNECT or an upgrade leaves of the proxy is the copying of bytes both ways.
+//!
+//! Before a CONNECT's bytes are copied they are looked at: HTTP in clear text is served as HTTP, with
+//! all its policies. A client that says nothing for a second, or an upstream that speaks first, gets
+//! the plain tunnel.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::connection;
+use super::downstream::ClientSocket;
+use super::sniff::{Sniff, sniff};
+use crate::pipeline::Proxy;
+use crate::pipeline::answer::{Held, Upgraded};
+use crate::upstream::connection::Connection;
+use crate::upstream::socket::Socket;
+use crate::wire::authority::Authority;
+
+/// How long a client may take to say what it speaks.
+const SNIFF_WAIT: Duration = Duration::from_secs(1);
+/// For each direction. A tunnel costs both from its first byte to its end.
+const COPY_BUFFER: usize = 32 * 1024;
+
+/// A tunnel that is ready to begin.
+pub struct Opened {
+    /// The upstream's end.
+    pub socket: Socket,
+    /// Where it leads.
+    pub authority: Authority,
+    /// What holds while it is open.
+    pub held: Held,
+}
+
+/// Runs what a CONNECT has opened: a tunnel, or requests in clear text.
+pub fn opened(
+    client: ClientSocket,
+    opened: Opened,
+    proxy: Arc<Proxy>,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    // Boxed by hand: serving requests can lead here, and this leads to serving requests.
+    Box::pin(async move {
+        let Opened { socket, authority, held } = opened;
+        let mut client = client;
+        match listen_in(&mut client, &socket).await {
+            Ok(Sniff::Http) => {
+                // Its requests pass the guards one by one, and the first finds this connection idle.
+                let lane = held.lane.clone();
+                drop(held.permit);
+                held.ledger.void();
+                if let Ok(connection) = Connection::over(socket).await {
+                    lane.upstream.pool.put(connection, Instant::now());
+                }
+                connection::serve(client, proxy, Some(authority)).await;
+            }
+            Ok(_) => copy(client, socket, Bytes::new(), held).await,
+            Err(_) => {}
+        }
+    })
+}
+
+/// Runs the protocol that both ends have changed to.
+pub async fn upgraded(client: ClientSocket, upgraded: Upgraded) {
+    let Upgraded { exchange, held, .. } = upgraded;
+    // An upstream that has gone meanwhile shows as a tunnel that closes at once.
+    if let Ok((socket, early)) = exchange.into_upgraded().await {
+        copy(client, socket, early, held).await;
+    }
+}
+
+/// Reads the client's first bytes, until they tell what they are, and puts them back.
+async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
+    let mut heard = BytesMut::with_capacity(1024);
+    let wait = sleep(SNIFF_WAIT);
+    tokio::pin!(wait);
+    let verdict = loop {
+        tokio::select! {
+            biased;
+            read = client.read_buf(&mut heard) => match read? {
+                0 => break Sniff::Other,
+                _ => match sniff(&heard) {
+                    Sniff::Undecided => {}
+                    verdict => break verdict,
+                },
+            },
+            _ = upstream.readable() => break Sniff::Other,
+            () = &mut wait => break Sniff::Other,
+        }
+    };
+    client.unread(heard.freeze());
+    Ok(verdict)
+}
+
+/// Copies both ways until both ends have closed, one has failed, or nothing has moved for too long.
+async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: Held) {
+    let (idle, half_closed_idle) = {
+        let stages = held.lane.stages();
+        (stages.tunnel_idle, stages.stream_idle)
+    };
+    let meter = Meter { epoch: Instant::now(), moved_ms: AtomicU64::new(0), is_half_closed: AtomicBool::new(false) };
+    let mut client = Metered { io: client, meter: &meter };
+    let mut upstream = Metered { io: upstream, meter: &meter };
+    let copied = async {
+        client.write_all(&early).await?;
+        copy_bidirectional_with_sizes(&mut client, &mut upstream, COPY_BUFFER, COPY_BUFFER).await
+    };
+    tokio::pin!(copied);
+    let limit = || if meter.is_half_closed.load(Ordering::Relaxed) { half_closed_idle } else { idle };
+    loop {
+        let due = meter.last_moved() + limit();
+        tokio::select! {
+            biased;
+            copied = &mut copied => {
+                if let Ok((_, down)) = copied {
+                    held.ledger.sent(down as usize + early.len());
+                }
+                return;
+            }
+            () = sleep_until(due.min(Instant::now() + half_closed_idle)) => {
+                if Instant::now() >= meter.last_moved() + limit() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// When a byte last moved, in either direction.
+struct Meter {
+    epoch: Instant,
+    moved_ms: AtomicU64,
+    is_half_closed: AtomicBool,
+}
+
+impl Meter {
+    fn last_moved(&self) -> Instant {
+        self.epoch + Duration::from_millis(self.moved_ms.load(Ordering::Relaxed))
+    }
+
+    fn read(&self, bytes: usize) {
+        if bytes == 0 {
+            self.is_half_closed.store(true, Ordering::Relaxed);
+        }
+        let ms = Instant::now().saturating_duration_since(self.epoch).as_millis() as u64;
+        self.moved_ms.store(ms, Ordering::Relaxed);
+    }
+}
+
+struct Metered<'a, S> {
+    io: S,
+    meter: &'a Meter,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<'_, S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        self.meter.read(buf.filled().len() - before);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<'_, S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
