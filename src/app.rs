@@ -1,0 +1,187 @@
+//! The process put together: policy, shared state, ports; in which order it starts and leaves.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval, sleep_until, timeout_at};
+
+use crate::admin;
+use crate::config::watch::{ReloadResult, Watch};
+use crate::config::{self, Problems};
+use crate::listen::accept::{self, Door};
+use crate::pipeline::Proxy;
+use crate::telemetry::log::AccessLog;
+use crate::telemetry::metrics::{Metrics, Reload};
+use crate::upstream::dial::Dialer;
+use crate::upstream::registry::Registry;
+
+/// How often long unused state is looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Why the process cannot start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The policy has problems.
+    #[error("{0}")]
+    Policy(Problems),
+    /// A port cannot be had.
+    #[error("cannot listen on {address} (listen.{key}): {source}; is another process there?")]
+    Port {
+        /// The key in the policy.
+        key: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// No resolver or no log.
+    #[error("cannot start: {0}")]
+    Setup(String),
+}
+
+/// A process that serves.
+pub struct Running {
+    proxy: Arc<Proxy>,
+    watch: Option<Arc<Watch>>,
+    tasks: Vec<JoinHandle<()>>,
+    /// Where the proxy listens.
+    pub proxy_address: SocketAddr,
+    /// Where the admin port is.
+    pub admin_address: SocketAddr,
+}
+
+/// Starts the proxy on the policy in `path`, which it follows from then on, or on the embedded one.
+/// When it returns, its ports are open.
+///
+/// # Errors
+/// What keeps it from starting; nothing is left running then.
+pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
+    let metrics = Arc::new(Metrics::new());
+    let reloads = Reloads { metrics: metrics.clone(), proxy: Arc::default() };
+    let watch = path.map(|path| Watch::start(path, reloads.clone().hook())).transpose().map_err(StartError::Policy)?;
+    let policy = match &watch {
+        Some(watch) => watch.policy().clone(),
+        None => Arc::new(ArcSwap::from_pointee(config::embedded())),
+    };
+    let config = policy.load_full();
+
+    let proxy_port = bind("proxy", config.listen.proxy).await?;
+    let admin_port = bind("admin", config.listen.admin).await?;
+    let (proxy_address, admin_address) = (address(&proxy_port)?, address(&admin_port)?);
+
+    metrics.set_config(&config.hash);
+    let dialer = Dialer::new(&config.dns, vec![proxy_address.port(), admin_address.port()]).map_err(setup)?;
+    let log = AccessLog::new(io::stdout(), metrics.access_log_dropped()).map_err(setup)?;
+    let registry = Registry::new(dialer, metrics.clone());
+    let proxy = Arc::new(Proxy::new(policy, registry, metrics, log));
+    // A version that came before this is in force already: the snapshot above has it.
+    let _ = reloads.proxy.set(Arc::downgrade(&proxy));
+
+    let places = Arc::new(Semaphore::new(config.limits.connections));
+    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places: places.clone() };
+    let watch = watch.map(Arc::new);
+    let view = admin::View { proxy: proxy.clone(), places, started: SystemTime::now(), watch: watch.clone() };
+    let tasks = vec![
+        tokio::spawn(accept::run(door, proxy.clone())),
+        tokio::spawn(admin::run(admin_port, view)),
+        tokio::spawn(sweep(proxy.clone())),
+    ];
+    tracing::info!(proxy = %proxy_address, admin = %admin_address, "hedgerow listens");
+    Ok(Running { proxy, watch, tasks, proxy_address, admin_address })
+}
+
+/// What a reload is told to.
+#[derive(Clone)]
+struct Reloads {
+    metrics: Arc<Metrics>,
+    /// Set once there is one: the policy is watched before it is served.
+    proxy: Arc<OnceLock<Weak<Proxy>>>,
+}
+
+impl Reloads {
+    fn hook(self) -> impl Fn(ReloadResult) + Send + 'static {
+        move |result| {
+            self.metrics.reload(match result {
+                ReloadResult::Applied => Reload::Applied,
+                ReloadResult::Rejected => Reload::Rejected,
+                ReloadResult::Unchanged => Reload::Unchanged,
+            });
+            if result == ReloadResult::Applied
+                && let Some(proxy) = self.proxy.get().and_then(Weak::upgrade)
+            {
+                proxy.policy_changed();
+            }
+        }
+    }
+}
+
+impl Running {
+    /// Reads the policy file again, whether it has changed or not.
+    pub fn reload(&self) {
+        if let Some(watch) = &self.watch {
+            watch.reload();
+        }
+    }
+
+    /// Leaves as one should: not ready any more but still serving, until nothing has been in flight
+    /// for `drain.quiet`, at the latest after `drain.max`. What still runs then is cut.
+    pub async fn drain(self) {
+        let drain = self.proxy.snapshot().drain.clone();
+        self.proxy.start_draining();
+        tracing::info!(in_flight = self.proxy.in_flight(), "draining");
+        let end = Instant::now() + drain.max;
+        while Instant::now() < end {
+            if self.proxy.in_flight() > 0 {
+                // What ends between the look and the wait is seen at the next look.
+                let look_again = Instant::now() + Duration::from_millis(50);
+                let _ = timeout_at(look_again.min(end), self.proxy.became_idle()).await;
+                continue;
+            }
+            let seen = self.proxy.served();
+            sleep_until((Instant::now() + drain.quiet).min(end)).await;
+            if self.proxy.in_flight() == 0 && self.proxy.served() == seen {
+                break;
+            }
+        }
+        tracing::info!(in_flight = self.proxy.in_flight(), "leaving");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Lets go of long unused state, and keeps the histograms from growing between two scrapes.
+async fn sweep(proxy: Arc<Proxy>) {
+    let mut ticks = interval(SWEEP_EVERY);
+    loop {
+        let now = ticks.tick().await;
+        let config = proxy.snapshot();
+        proxy.registry().sweep(&config, now);
+        proxy.metrics().upkeep();
+    }
+}
+
+async fn bind(key: &'static str, wanted: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(wanted).await.map_err(|source| StartError::Port { key, address: wanted, source })
+}
+
+fn address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
+    listener.local_addr().map_err(setup)
+}
+
+fn setup(error: impl std::fmt::Display) -> StartError {
+    StartError::Setup(error.to_string())
+}

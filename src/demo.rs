@@ -1,0 +1,6 @@
+//! Placeholder until the demo lands.
+
+/// Runs the demo.
+pub fn run() -> Result<(), String> {
+    Err("not yet".into())
+}
