@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::de::did_you_mean;
 use super::files::Sources;
-use super::notation::{Named, Switch, Unit};
+use super::notation::{Named, Socket, Switch, Unit};
 use super::problem::Path;
 use super::raw;
 use super::report::Report;
@@ -50,7 +50,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
         ca_pem: builder.ca_file(policy.tls.as_ref().and_then(|tls| tls.ca_file.as_ref()), &root.key("tls")),
         drain: builder.drain(policy.drain.as_ref()),
         telemetry: telemetry(policy.telemetry.as_ref()),
-        hosts: builder.host_index(&upstreams),
+        hosts: builder.host_index(named),
         defaults: Arc::new(UpstreamPolicy {
             name: DEFAULT_NAME.into(),
             index: upstreams.len(),
@@ -86,8 +86,8 @@ impl Builder<'_> {
         let path = Path::of(["listen"]);
         let clients = self.list(keys.clients.as_deref(), &path.key("clients"), hosts::range);
         let listen = Listen {
-            proxy: keys.proxy.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 15300))),
-            admin: keys.admin.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 15302))),
+            proxy: keys.proxy.map_or(SocketAddr::from(([127, 0, 0, 1], 15300)), |Socket(proxy)| proxy),
+            admin: keys.admin.map_or(SocketAddr::from(([127, 0, 0, 1], 15302)), |Socket(admin)| admin),
             clients,
         };
         let proxy_path = path.key("proxy");
@@ -133,8 +133,7 @@ impl Builder<'_> {
         }
         if !(LEAST_HEAD..=16 << 20).contains(&limits.head) {
             self.report.error(&path.key("head"), "expected 8KiB to 16MiB");
-        }
-        if !(64..=limits.head).contains(&limits.target) {
+        } else if !(64..=limits.head).contains(&limits.target) {
             let message = format!("expected 64B to limits.head ({})", ByteSize(limits.head));
             self.report.error(&self.report.setter(&[path], &["target", "head"]), message);
         }
@@ -144,7 +143,7 @@ impl Builder<'_> {
     fn dns(&self, keys: Option<&raw::Dns>) -> Dns {
         let keys = keys.cloned().unwrap_or_default();
         let path = Path::of(["dns"]);
-        let servers = keys.servers.unwrap_or_default();
+        let servers: Vec<SocketAddr> = keys.servers.iter().flatten().map(|Socket(server)| *server).collect();
         for (index, server) in servers.iter().enumerate() {
             if server.port() == 0 {
                 self.report.error(&path.key("servers").index(index), "expected a port from 1 to 65535");
@@ -216,7 +215,8 @@ impl Builder<'_> {
         wider: &Stages,
     ) -> UpstreamPolicy {
         let hosts = self.list(keys.hosts.as_deref(), &path.key("hosts"), hosts::host_pattern);
-        if keys.hosts.as_ref().is_none_or(Vec::is_empty) && keys.endpoint.is_none() {
+        let is_written = |key| self.report.is_written(&path.key(key));
+        if !is_written("hosts") && !is_written("endpoint") {
             self.report.error(path, "nothing leads here: expected `hosts`, `endpoint` or both");
         }
         let endpoint = keys
@@ -225,8 +225,12 @@ impl Builder<'_> {
             .and_then(|url| self.report.check(&path.key("endpoint"), hosts::endpoint(url)));
         let own = keys.stages();
         let inherited = inherited.narrowed(&own, path);
-        let stages =
+        let mut stages =
             if own == raw::Stages::default() { wider.clone() } else { inherited.resolve(self.report) };
+        // The defaults may name a backup for all upstreams, of which the backup is one.
+        if let Some(hedge) = stages.hedge.as_mut().filter(|hedge| hedge.to.as_deref() == Some(name)) {
+            hedge.to = None;
+        }
         UpstreamPolicy {
             name: name.into(),
             index,
@@ -380,19 +384,20 @@ impl Builder<'_> {
         }
     }
 
-    fn host_index(&self, upstreams: &[UpstreamPolicy]) -> HostIndex {
+    fn host_index(&self, named: &[(String, raw::Upstream)]) -> HostIndex {
         let mut index = HostIndex::default();
         let mut first: HashMap<HostPattern, Path> = HashMap::new();
-        for upstream in upstreams {
-            for (nth, host) in upstream.hosts.iter().enumerate() {
-                let path = Path::of(["upstreams", &*upstream.name, "hosts"]).index(nth);
-                if index.insert(host, upstream.index) {
-                    first.insert(host.clone(), path);
-                    continue;
+        for (upstream, (name, keys)) in named.iter().enumerate() {
+            for (nth, text) in keys.hosts.iter().flatten().enumerate() {
+                // What is no host at all was noted with its upstream.
+                let Ok(host) = hosts::host_pattern(text) else { continue };
+                let path = Path::of(["upstreams", name, "hosts"]).index(nth);
+                if index.insert(&host, upstream) {
+                    first.insert(host, path);
+                } else if let Some(earlier) = first.get(&host) {
+                    let line = self.report.place(earlier).line;
+                    self.report.error(&path, format!("this host is already in line {line}, {earlier}"));
                 }
-                let earlier = first.get(host).cloned().unwrap_or_default();
-                let line = self.report.place(&earlier).line;
-                self.report.error(&path, format!("this host already belongs to `{earlier}` in line {line}"));
             }
         }
         index

@@ -37,9 +37,16 @@ impl Sources {
         Self { dir: dir.to_owned(), variable, read, certificates }
     }
 
-    /// The files that have been asked for, whether they could be read or not.
+    /// The files that have been asked for, whether they could be read or not, in the order of their
+    /// names.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         self.read.lock().keys().cloned().collect()
+    }
+
+    /// As [`fingerprint`], of exactly what was read here: a file that changes meanwhile shows up as a
+    /// difference at the next look.
+    pub(super) fn fingerprint(&self, text: &[u8]) -> u64 {
+        fingerprint_of(text, self.read.lock().values().map(|content| content.as_deref()))
     }
 
     /// A PEM file with at least one certificate.
@@ -107,16 +114,17 @@ impl Sources {
 
 /// A fingerprint of the policy's text and of the present content of `files`.
 pub(super) fn fingerprint(text: &[u8], files: &[PathBuf]) -> u64 {
+    let contents: Vec<_> = files.iter().map(|path| read_bounded(path, MAX_FILE)).collect();
+    fingerprint_of(text, contents.iter().map(|content| content.as_deref()))
+}
+
+fn fingerprint_of<'a>(text: &[u8], files: impl Iterator<Item = Result<&'a [u8], &'a String>>) -> u64 {
     let mut hash = Fnv::default();
     hash.write(text);
-    for path in files {
-        match read_bounded(path, MAX_FILE) {
-            Ok(bytes) => {
-                hash.write(&bytes.len().to_be_bytes());
-                hash.write(&bytes);
-            }
-            Err(error) => hash.write(error.as_bytes()),
-        }
+    for content in files {
+        let bytes = content.unwrap_or_else(|error| error.as_bytes());
+        hash.write(&bytes.len().to_be_bytes());
+        hash.write(bytes);
     }
     hash.0
 }

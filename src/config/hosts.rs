@@ -17,7 +17,7 @@ const MAX_GLOB: usize = 1024;
 
 /// `a.example`, `a.example:8443`, `*.example`, `10.0.0.1`, `[::1]:80`.
 pub(super) fn host_pattern(text: &str) -> Result<HostPattern, String> {
-    if text.contains("://") || text.contains('/') {
+    if text.is_empty() || text.contains('/') {
         return Err("expected a host such as api.example.com, without scheme and path".into());
     }
     if text == "*" {

@@ -1,9 +1,8 @@
 //! From a file or text to a [`Loaded`] policy: the steps in order.
 
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
 
-use super::files::{Sources, fingerprint, read_bounded};
+use super::files::{self, Sources, read_bounded};
 use super::problem::{Path, Place, Problem, Problems, Severity};
 use super::report::Report;
 use super::tree::{self, Node, Value};
@@ -41,7 +40,8 @@ pub(super) fn read(path: &FilePath) -> (Version, Result<Loaded, Problems>) {
     let bytes = match read_bounded(path, tree::MAX_FILE as u64) {
         Ok(bytes) => bytes,
         Err(message) => {
-            let version = Version { fingerprint: fingerprint(message.as_bytes(), &[]), files: Vec::new() };
+            let version =
+                Version { fingerprint: files::fingerprint(message.as_bytes(), &[]), files: Vec::new() };
             let problem = Problem::error(Place::START, Path::root(), message);
             return (version, Err(Problems::new(&name, "", vec![problem])));
         }
@@ -56,8 +56,15 @@ pub(super) fn read(path: &FilePath) -> (Version, Result<Loaded, Problems>) {
             Err(Problems::new(&name, "", vec![problem]))
         }
     };
-    let files = sources.files();
-    (Version { fingerprint: fingerprint(&bytes, &files), files }, result)
+    (Version { fingerprint: sources.fingerprint(&bytes), files: sources.files() }, result)
+}
+
+/// The fingerprint that [`read`] would find now, if the policy still names `files`.
+pub(super) fn glance(path: &FilePath, files: &[PathBuf]) -> u64 {
+    match read_bounded(path, tree::MAX_FILE as u64) {
+        Ok(bytes) => files::fingerprint(&bytes, files),
+        Err(message) => files::fingerprint(message.as_bytes(), &[]),
+    }
 }
 
 /// Loads a policy from text; the files that it names are relative to `dir`.
@@ -109,12 +116,5 @@ fn refuse_stray_substitutions(tree: &mut Node, problems: &mut Vec<Problem>) {
         tree.cut(&path);
         let message = "`${…}` is only replaced in the values of rewrite.headers.set";
         problems.push(Problem::error(place, path, message));
-    }
-}
-
-impl Loaded {
-    /// The policy, ready to be shared.
-    pub fn into_shared(self) -> Arc<Config> {
-        Arc::new(self.config)
     }
 }

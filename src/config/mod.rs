@@ -10,6 +10,7 @@
 mod build;
 mod de;
 mod effective;
+mod explain;
 mod files;
 mod hosts;
 mod load;
@@ -23,7 +24,9 @@ mod stages;
 mod tests;
 mod tree;
 mod unsupported;
+pub mod watch;
 
+pub use explain::{Explained, Explanation, Source};
 pub use load::{Loaded, embedded, load, parse};
 pub use problem::{Path, Place, Problem, Problems, Segment, Severity};
 pub use schema::schema;
@@ -42,7 +45,8 @@ use crate::wire::authority::Authority;
 /// One policy: the file's content, or the embedded default.
 #[derive(Debug)]
 pub struct Config {
-    /// Short hex digest of the file's bytes, for `hedgerow_config_info` and `/status`.
+    /// Sixteen hex digits of the file's bytes and of the certificates it names (not of its secrets),
+    /// for `hedgerow_config_info` and `/status`.
     pub hash: String,
     /// Worker threads.
     pub threads: usize,

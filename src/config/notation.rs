@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -41,7 +42,11 @@ impl Notation for Span {
     const PATTERN: &'static str = r"^[0-9]+(\.[0-9]+)?(us|ms|s|m|h)$";
 
     fn with_unit(number: &str) -> String {
-        format!("{number}s")
+        // From three digits on, milliseconds are as likely.
+        match number.parse::<f64>() {
+            Ok(large) if large >= 100.0 => format!("{number}ms` or `{number}s"),
+            _ => format!("{number}s"),
+        }
     }
 }
 
@@ -340,6 +345,34 @@ impl JsonSchema for After {
     }
 }
 
+/// An address with its port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Socket(pub(super) SocketAddr);
+
+impl<'de> Deserialize<'de> for Socket {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|_| {
+            let found = Found(&text);
+            D::Error::custom(format!("expected an address with port such as 127.0.0.1:8080; found {found}"))
+        })
+    }
+}
+
+impl JsonSchema for Socket {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Socket".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": r"^(\[[0-9a-fA-F:.]+\]|[0-9.]+):[0-9]+$" })
+    }
+}
+
 /// An HTTP method in capitals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MethodName(pub(super) http::Method);
@@ -370,6 +403,6 @@ impl JsonSchema for MethodName {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "pattern": "^[A-Z]+$" })
+        json_schema!({ "type": "string", "pattern": "^[A-Z][A-Z0-9-]*$" })
     }
 }

@@ -195,10 +195,16 @@ impl Problems {
         self.list.is_empty()
     }
 
-    /// All in one line, for the log and `/status`; nothing of the file is quoted but its keys and
-    /// values that are certainly no secrets.
+    /// In one line, for the log and `/status`; after ten only their number. Source lines are not
+    /// quoted.
     pub fn summary(&self) -> String {
-        self.list.iter().map(|problem| format!("{}:{problem}", self.file)).collect::<Vec<_>>().join("; ")
+        const MOST: usize = 10;
+        let shown = self.list.iter().take(MOST).map(|problem| format!("{}:{problem}", self.file));
+        let summary = shown.collect::<Vec<_>>().join("; ");
+        match self.list.len().checked_sub(MOST) {
+            None | Some(0) => summary,
+            Some(more) => format!("{summary}; and {more} more"),
+        }
     }
 }
 

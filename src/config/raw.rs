@@ -4,12 +4,10 @@
 //! from it, and each stage's [`or`](Overlay::or) lays a narrower section over a wider one key by key.
 //! Keys of stages that are still to come are here too; [`unsupported`](super::unsupported) refuses them.
 
-use std::net::SocketAddr;
-
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::notation::{After, Flag, MethodName, Named, Switch, Unit};
+use super::notation::{After, Flag, MethodName, Named, Socket, Switch, Unit};
 use crate::units::{ByteSize, Percent, Rate, Span};
 
 /// A narrower section laid over a wider one.
@@ -163,11 +161,11 @@ keys! {
     /// Where hedgerow listens.
     Listen {
         /// Forward proxy, reverse by host, CONNECT. Default: 127.0.0.1:15300.
-        proxy: SocketAddr,
+        proxy: Socket,
         /// Connections redirected by iptables. Not supported yet.
-        transparent: Switch<SocketAddr>,
+        transparent: Switch<Socket>,
         /// Health, metrics, status. Default: 127.0.0.1:15302.
-        admin: SocketAddr,
+        admin: Socket,
         /// Ranges (CIDR) that may connect when `proxy` is not on loopback. Default: [].
         clients: Vec<String>,
     }
@@ -203,7 +201,7 @@ keys! {
     /// Name resolution.
     Dns {
         /// Name servers as address and port. Default: those of /etc/resolv.conf, and the hosts file.
-        servers: Vec<SocketAddr>,
+        servers: Vec<Socket>,
         /// For one look-up as a whole. Default: 2s.
         timeout: Unit<Span>,
     }

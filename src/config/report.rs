@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use super::de::MOST_PROBLEMS;
 use super::problem::{Path, Place, Problem, Severity};
-use super::tree::Node;
+use super::tree::{Node, Value};
 
 /// Problems so far.
 pub(super) struct Report<'a> {
@@ -59,15 +59,23 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The path of the narrowest of `sections` that sets one of `keys` (dotted), else of the first key in
-    /// the narrowest section.
+    /// Whether the file has something there, be it wrong: then that has been told.
+    pub(super) fn is_written(&self, path: &Path) -> bool {
+        match self.tree.get(path) {
+            None | Some(Value::Null) => false,
+            Some(Value::List(items)) => !items.is_empty(),
+            Some(_) => true,
+        }
+    }
+
+    /// The path of the first of `keys` (dotted, below a section) that the narrowest section sets; if none
+    /// does, where the first key would stand in the narrowest section.
     pub(super) fn setter(&self, sections: &[Path], keys: &[&str]) -> Path {
-        let paths = |key: &&str| key.split('.').map(str::to_owned).collect::<Vec<_>>();
         let below =
-            |section: &Path, key: &&str| paths(key).iter().fold(section.clone(), |path, key| path.key(key));
-        let set = sections.iter().flat_map(|section| keys.iter().map(move |key| below(section, key)));
-        let mut candidates = set.clone();
-        let first = candidates.next().unwrap_or_default();
-        set.into_iter().find(|path| self.tree.exact_place(path).is_some()).unwrap_or(first)
+            |section: &Path, key: &str| key.split('.').fold(section.clone(), |path, key| path.key(key));
+        let all: Vec<Path> =
+            sections.iter().flat_map(|section| keys.iter().map(|key| below(section, key))).collect();
+        let is_set = |path: &&Path| self.tree.exact_place(path).is_some();
+        all.iter().find(is_set).or(all.first()).cloned().unwrap_or_default()
     }
 }

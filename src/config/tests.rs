@@ -1,8 +1,450 @@
-//! The loader as a whole: defaults, fixtures, properties.
+//! The loader as a whole: what `{}` means, inheritance, the fixtures of `tests/config`, properties.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path as FilePath, PathBuf};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::files::Sources;
 use super::*;
 
+const EXAMPLE: &str = include_str!("../../config.example.yaml");
+
+fn fixtures(kind: &str) -> Vec<PathBuf> {
+    let dir = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("tests/config").join(kind);
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|e| e == "yaml")).collect();
+    files.sort();
+    assert!(!files.is_empty());
+    files
+}
+
+fn loaded(text: &str) -> Loaded {
+    parse(text, FilePath::new("")).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn config(text: &str) -> Config {
+    loaded(text).config
+}
+
+fn refused(text: &str) -> Vec<String> {
+    let problems = parse(text, FilePath::new("")).expect_err("should be refused");
+    problems.iter().map(ToString::to_string).collect()
+}
+
 #[test]
-fn the_embedded_policy_loads() {
-    assert_eq!(embedded().upstreams.len(), 0);
+fn every_default_is_as_documented() {
+    let config = config("{}");
+    let stages = json!({
+        "connect_timeout": "2s", "attempt_timeout": "off", "stream_idle": "5m", "tunnel_idle": "1h",
+        "replay_limit": "256KiB", "unacceptable": [429, 500, 502, 503, 504],
+        "deadline": { "default": "30s", "max": "15m", "reserve": "50ms", "covers": "auto", "hints": "on",
+                      "tell_envoy": false },
+        "hedge": { "after": "auto", "initial": "800ms", "min": "20ms", "max": "1.2s", "max_extra": 1,
+                   "methods": ["GET", "HEAD", "OPTIONS"] },
+        "extra_load": { "ratio": "10%", "floor": "1/s" },
+        "bulkhead": { "max_concurrent": 100, "max_queue": 100 },
+        "breaker": { "consecutive_failures": 5, "failure_rate": "off", "slow_rate": "off", "slow_after": "5s",
+                     "window": "1m", "min_requests": 20, "open_for": "30s", "max_open_for": "5m",
+                     "half_open_probes": 1, "failure_statuses": [500, 502, 503, 504], "fair_chance": "1s" },
+    });
+    let expected = json!({
+        "threads": std::thread::available_parallelism().unwrap().get(),
+        "listen": { "proxy": "127.0.0.1:15300", "admin": "127.0.0.1:15302", "clients": [] },
+        "limits": { "connections": 10000, "head": "64KiB", "fields": 100, "target": "16KiB",
+                    "header_timeout": "10s", "keep_alive": "2m", "replay_total": "64MiB", "upstreams": 10000 },
+        "dns": { "servers": [], "timeout": "2s" },
+        "egress": { "default": "allow", "deny_private": false, "allow": [], "deny": [] },
+        "tls": {},
+        "drain": { "quiet": "1s", "max": "25s" },
+        "telemetry": { "access_log": "json" },
+        "defaults": stages,
+        "upstreams": {},
+    });
+    assert_eq!(config.effective(), expected);
+    assert_eq!(embedded().effective(), expected);
+    let upstream = self::config("upstreams: { a: { hosts: [a.example] } }").upstreams[0].clone();
+    assert_eq!(upstream.stages.effective(), stages);
+    assert_eq!((upstream.origin, &upstream.tls), (Origin::Auto, &UpstreamTls::default()));
+    assert!(upstream.rewrite.is_none() && upstream.endpoint.is_none() && upstream.routes.is_empty());
+}
+
+#[test]
+fn the_example_is_valid_and_says_the_defaults() {
+    let example = loaded(EXAMPLE);
+    assert_eq!(example.warnings.to_string(), "");
+    let mut shown = example.config.effective();
+    let mut defaults = config("{}").effective();
+    for document in [&mut shown, &mut defaults] {
+        // The three that the example says to differ.
+        document["threads"] = Value::Null;
+        document["egress"] = Value::Null;
+        document["upstreams"] = Value::Null;
+    }
+    assert_eq!(shown, defaults);
+}
+
+#[test]
+fn every_valid_fixture_loads_and_its_effective_form_means_the_same() {
+    for path in fixtures("valid") {
+        let loaded = load(&path).unwrap_or_else(|problems| panic!("{problems}"));
+        let effective = loaded.config.effective();
+        let again = config(&effective.to_string());
+        assert_eq!(again.effective(), effective, "{}", path.display());
+        let routes = |config: &Config| -> Vec<_> {
+            config.upstreams.iter().flat_map(|u| u.routes.iter().map(|route| route.own)).collect()
+        };
+        assert_eq!(routes(&again), routes(&loaded.config), "{}", path.display());
+    }
+}
+
+/// `UPDATE_EXPECTED=1` writes what is printed now.
+#[test]
+fn every_invalid_fixture_is_refused_with_its_message() {
+    for path in fixtures("invalid") {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        // Relative, so that messages are the same wherever the repository lies.
+        let sources = Sources::with_variables(FilePath::new("tests/config/invalid"), |_| None);
+        let problems = load::load_text(name, &text, &sources).expect_err(name).to_string();
+        let expected = path.with_extension("expected");
+        if std::env::var_os("UPDATE_EXPECTED").is_some() {
+            fs::write(&expected, &problems).unwrap();
+        }
+        assert_eq!(problems, fs::read_to_string(&expected).unwrap_or_default(), "{name}");
+    }
+}
+
+#[test]
+fn the_narrower_section_wins_key_by_key() {
+    let config = config(
+        "defaults: { hedge: { min: 30ms, max: 2s }, breaker: off }
+upstreams:
+  a:
+    hosts: [a.example]
+    hedge: { min: 40ms }
+    routes:
+      - { path: /off, hedge: off }
+      - { path: /narrow, hedge: { initial: 1s }, breaker: { open_for: 1s } }
+      - { path: /plain }",
+    );
+    let policy = config.upstream("a").unwrap();
+    let hedge =
+        |stages: &Stages| stages.hedge.as_ref().map(|h| [h.initial, h.min, h.max].map(|d| d.as_millis()));
+    assert_eq!(hedge(&policy.stages), Some([800, 40, 2000]));
+    let routes: Vec<_> = policy.routes.iter().map(|route| hedge(&route.stages)).collect();
+    assert_eq!(routes, [None, Some([1000, 40, 2000]), Some([800, 40, 2000])]);
+    let own: Vec<_> = policy.routes.iter().map(|route| route.own.breaker).collect();
+    assert_eq!(own, [false, true, false]);
+    assert!(policy.stages.breaker.is_none());
+}
+
+#[test]
+fn a_stage_that_is_on_again_keeps_the_keys_of_wider_sections() {
+    let config = config(
+        "defaults: { bulkhead: { max_concurrent: 7 } }
+upstreams: { a: { hosts: [a], bulkhead: off, routes: [{ bulkhead: { max_queue: 3 } }] } }",
+    );
+    let policy = &config.upstreams[0];
+    assert_eq!(policy.stages.bulkhead, None);
+    assert_eq!(policy.routes[0].stages.bulkhead, Some(Bulkhead { max_concurrent: 7, max_queue: 3 }));
+}
+
+#[test]
+fn off_has_two_spellings_and_other_words_have_none() {
+    for off in ["off", "false", "'off'"] {
+        assert!(config(&format!("defaults: {{ hedge: {off} }}")).defaults.stages.hedge.is_none(), "{off}");
+    }
+    for word in ["no", "on", "true", "none", "5", "[]"] {
+        let problems = refused(&format!("defaults: {{ hedge: {word} }}"));
+        assert!(problems[0].contains(": defaults.hedge: expected a mapping of after"), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_section_without_keys_is_as_if_not_written() {
+    let text = "defaults:\n  hedge:\n  # min: 1s\nupstreams:\n";
+    assert_eq!(config(text).effective(), config("{}").effective());
+}
+
+#[test]
+fn hosts_are_brought_into_the_form_that_requests_have() {
+    let config = config(
+        "upstreams:
+  a: { hosts: [Bücher.Example., 'API.example:8443', '[0:0::1]:80', '*.SUB.example', 10.0.0.1] }
+  b: { hosts: [api.example, '*.deep.sub.example', '*.sub.example:81'] }",
+    );
+    let name = |authority: &str| {
+        let authority = Authority::parse(authority, None).unwrap();
+        config.policy_for(&authority).name.to_string()
+    };
+    for (authority, expected) in [
+        ("xn--bcher-kva.example:80", "a"),
+        ("api.example:8443", "a"),
+        ("api.example:443", "b"),
+        ("[::1]:80", "a"),
+        ("[::1]:81", "default"),
+        ("x.sub.example:80", "a"),
+        ("x.sub.example:81", "b"),
+        ("x.deep.sub.example:80", "b"),
+        ("sub.example:80", "default"),
+        ("10.0.0.1:9", "a"),
+    ] {
+        assert_eq!(name(authority), expected, "{authority}");
+    }
+}
+
+#[test]
+fn globs_stop_at_segments_unless_doubled() {
+    for (glob, path, expected) in [
+        ("/v1/*", "/v1/a", true),
+        ("/v1/*", "/v1/a/b", false),
+        ("/v1/**", "/v1/a/b", true),
+        ("/v1/**", "/v1", false),
+        ("**/b", "/v1/a/b", true),
+        ("/a.c", "/abc", false),
+        ("/v1/*/x", "/v1/%2f/x", true),
+        ("/v1/x*", "/v1/xyz", true),
+    ] {
+        let pattern = hosts::path_pattern(glob).unwrap();
+        assert_eq!(pattern.regex.is_match(path), expected, "{glob} on {path}");
+    }
+}
+
+#[test]
+fn secrets_are_put_in_and_never_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("key"), "file-secret\n").unwrap();
+    let variable: fn(&str) -> Option<String> = |name| (name == "KEY").then(|| "env-secret".to_owned());
+    let text = "upstreams: { a: { hosts: [a], rewrite: { headers: { set: {
+        x-key: 'Bearer ${env:KEY}', x-file: '${file:key}', x-plain: 1.10 } } } } }";
+    let loaded = load::load_text("p", text, &Sources::with_variables(dir.path(), variable)).unwrap();
+    let set = &loaded.config.upstreams[0].rewrite.as_ref().unwrap().set;
+    let values: Vec<_> = set.iter().map(|(_, value)| value.to_str().unwrap()).collect();
+    assert_eq!(values, ["Bearer env-secret", "file-secret", "1.10"]);
+    let shown = format!("{:?} {}", loaded.config, loaded.config.effective());
+    assert!(!shown.contains("env-secret") && !shown.contains("file-secret"), "{shown}");
+}
+
+#[test]
+fn a_bad_secret_is_told_without_its_value() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("key"), "line\nhunter2\n").unwrap();
+    let text = "upstreams: { a: { hosts: [a], rewrite: { headers: { set: { x-a: '${file:key}', x-b: \"p\\nhunter2\" } } } } }";
+    let problems = load::load_text("p", text, &Sources::new(dir.path())).unwrap_err();
+    assert_eq!(problems.len(), 2);
+    assert!(!problems.to_string().contains("hunter2"), "{problems}");
+    assert!(!problems.summary().contains("hunter2"));
+}
+
+#[test]
+fn certificates_are_read_beside_the_policy_and_count_in_the_hash() {
+    let dir = tempfile::tempdir().unwrap();
+    let pem = || rcgen::generate_simple_self_signed(vec!["a.example".to_owned()]).unwrap().cert.pem();
+    let path = dir.path().join("policy.yaml");
+    fs::write(&path, "tls: { ca_file: ca.pem }\nupstreams: { a: { hosts: [a], tls: { ca_file: ca.pem } } }")
+        .unwrap();
+    fs::write(dir.path().join("ca.pem"), pem()).unwrap();
+    let first = load(&path).unwrap().config;
+    assert!(first.ca_pem.is_some() && first.upstreams[0].tls.ca_pem == first.ca_pem);
+    fs::write(dir.path().join("ca.pem"), pem()).unwrap();
+    assert_ne!(load(&path).unwrap().config.hash, first.hash);
+    fs::write(dir.path().join("ca.pem"), "no certificate").unwrap();
+    let problems = load(&path).unwrap_err().to_string();
+    assert!(problems.contains("1:17: tls.ca_file: the file holds no PEM certificate"), "{problems}");
+}
+
+#[test]
+fn what_is_no_text_is_refused_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.yaml");
+    fs::write(&path, b"a: 1\nb: \xff\n").unwrap();
+    assert!(load(&path).unwrap_err().to_string().contains("policy.yaml:2:1: the file is not UTF-8"));
+    assert!(load(dir.path()).unwrap_err().to_string().contains("is no regular file"));
+}
+
+#[test]
+fn problems_behind_the_hundredth_are_left_for_the_next_time() {
+    let items: String = (0..500).map(|n| format!("  - [{n}]\n")).collect();
+    assert_eq!(refused(&format!("dns:\n  servers:\n{items}")).len(), 100);
+}
+
+#[test]
+fn warnings_keep_no_policy_from_loading() {
+    let loaded = loaded(
+        "defaults: { hedge: { after: p75 }, deadline: { default: 1h } }
+listen: { admin: 0.0.0.0:1 }
+upstreams: { a: { hosts: [a], routes: [{ name: x }, { path: /y }], breaker: { consecutive_failures: off } } }",
+    );
+    let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "1:29: warning: defaults.hedge.after: p75 hedges 25% of the calls, but extra_load.ratio pays for 10%",
+            "1:57: warning: defaults.deadline.default: default (1h) is cut to max (15m)",
+            "2:18: warning: listen.admin: not a loopback address: whoever reaches it can read the policy and set breakers",
+            "3:53: warning: upstreams.a.routes[1]: never reached: the route in line 3 takes every call",
+            "3:101: warning: upstreams.a.breaker.consecutive_failures: all rules are off, so the breaker never opens",
+        ]
+    );
+}
+
+#[test]
+fn explain_names_the_line_of_each_value() {
+    let text = "defaults:
+  hedge: { min: 30ms }
+upstreams:
+  quotes:
+    hosts: ['*.quotes.example', quotes.example]
+    hedge: { after: 1s }
+    routes:
+      - { path: /v1/*, name: one, bulkhead: { max_queue: 1 } }
+";
+    let loaded = loaded(text);
+    let explanation = loaded.explain("https://Quotes.Example/v1/a?x=y", &Method::GET).unwrap();
+    assert_eq!(explanation.authority.key(), "quotes.example:443");
+    assert_eq!(explanation.upstream, "quotes");
+    assert_eq!(explanation.host, Some(("quotes.example".to_owned(), 5)));
+    assert_eq!(explanation.route, Some(("one".to_owned(), 8)));
+    let source = |key: &str| {
+        let found = explanation.values.iter().find(|value| value.key == key).unwrap();
+        format!("{} | {}", found.value, found.source)
+    };
+    assert_eq!(source("hedge.after"), "1s | line 6, upstreams.quotes");
+    assert_eq!(source("hedge.min"), "30ms | line 2, defaults");
+    assert_eq!(source("hedge.max"), "1.2s | built in");
+    assert_eq!(source("bulkhead.max_queue"), "1 | line 8, upstreams.quotes.routes[0]");
+    assert_eq!(source("origin"), "auto | built in");
+
+    let other = loaded.explain("http://other.example/", &Method::GET).unwrap();
+    assert_eq!((other.upstream.as_str(), other.host, other.route), ("default", None, None));
+    for url in ["quotes.example", "/v1", "ftp://a", "http://u@a/", "http://127.1/", ""] {
+        assert!(loaded.explain(url, &Method::GET).is_err(), "{url}");
+    }
+}
+
+#[test]
+fn ten_thousand_upstreams_load_and_one_more_does_not() {
+    let text = |n: usize| -> String {
+        let entries: String =
+            (0..n).map(|i| format!("  u{i}: {{ hosts: [u{i}.example], hedge: off }}\n")).collect();
+        format!("upstreams:\n{entries}")
+    };
+    assert_eq!(config(&text(10_000)).upstreams.len(), 10_000);
+    assert_eq!(refused(&text(10_001)), ["1:1: upstreams: 10001 upstreams; at most 10000"]);
+}
+
+/// Walks the example along the schema and marks each key of each struct that it shows.
+fn mark(schema: &Value, at: &Value, node: &tree::Node, shown: &mut BTreeMap<String, BTreeSet<String>>) {
+    if let Some(options) = at.get("anyOf").and_then(Value::as_array) {
+        options.iter().for_each(|option| mark(schema, option, node, shown));
+        return;
+    }
+    if let Some(reference) = at.get("$ref").and_then(Value::as_str) {
+        let name = reference.trim_start_matches("#/$defs/");
+        let tree::Value::Map(entries) = &node.value else { return };
+        shown.entry(name.to_owned()).or_default().extend(entries.iter().map(|entry| entry.key.clone()));
+        mark(schema, &schema["$defs"][name], node, shown);
+        return;
+    }
+    match &node.value {
+        tree::Value::Map(entries) => {
+            for entry in entries {
+                let of_key = at.get("properties").and_then(|keys| keys.get(&entry.key));
+                let any_key = || at.get("additionalProperties").filter(|any| any.is_object());
+                match of_key.or_else(any_key) {
+                    Some(next) => mark(schema, next, &entry.value, shown),
+                    // Another of several forms, such as `off` for a stage.
+                    None if at.get("properties").is_none() => {}
+                    None => panic!("the schema lacks `{}`, line {}", entry.key, entry.place.line),
+                }
+            }
+        }
+        tree::Value::List(items) => {
+            items.iter().for_each(|item| mark(schema, &at["items"], item, shown));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn the_example_shows_every_key_of_the_schema_that_is_supported() {
+    let schema = schema();
+    // Certificate files do not exist beside the example, so these two lines are comments there.
+    let tree = tree::parse(&EXAMPLE.replace("# ca_file", "ca_file")).unwrap();
+    let mut shown = BTreeMap::new();
+    mark(&schema, &schema, &tree, &mut shown);
+    // A stage need not stand in all three kinds of section.
+    let stages = shown["Defaults"].clone();
+    for section in ["Upstream", "Route"] {
+        shown.get_mut(section).unwrap().extend(stages.iter().cloned());
+    }
+    let to_come: BTreeSet<&str> = unsupported::keys().collect();
+    for (name, keys) in &shown {
+        for key in schema["$defs"][name]["properties"].as_object().unwrap().keys() {
+            assert!(keys.contains(key) || to_come.contains(key.as_str()), "the example lacks {name}.{key}");
+        }
+    }
+    assert!(shown.len() >= 17, "{shown:?}");
+    assert!(
+        schema["$defs"]
+            .as_object()
+            .unwrap()
+            .values()
+            .all(|object| { object.get("properties").is_none() || object["additionalProperties"] == false })
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_text_gives_a_policy_or_problems_with_places(text in "\\PC{0,80}|([a-z]{1,6}: ?[\\[{\"&*!|>~a-z0-9%]{0,4}\n? {0,3}){1,8}") {
+        check_any(&text)?;
+    }
+
+    #[test]
+    fn any_change_to_the_example_gives_a_policy_or_problems_with_places(
+        line in 0usize..140,
+        replacement in prop_oneof![
+            Just("~".to_owned()), Just("off".to_owned()), Just("[]".to_owned()), Just("{}".to_owned()),
+            Just("-1".to_owned()), Just("1e999".to_owned()), Just("${env:X}".to_owned()), Just("*".to_owned()),
+            Just("'".to_owned()), "\\PC{0,10}", "[0-9]{1,25}(ms|s|%|/s|KiB)?",
+        ],
+        is_key in any::<bool>(),
+    ) {
+        let mut lines: Vec<String> = EXAMPLE.lines().map(str::to_owned).collect();
+        let line = line % lines.len();
+        if let Some((key, value)) = lines[line].clone().split_once(':') {
+            lines[line] = if is_key {
+                let indent = key.len() - key.trim_start().len();
+                format!("{}{replacement}:{value}", &key[..indent])
+            } else {
+                format!("{key}: {replacement}")
+            };
+        }
+        check_any(&lines.join("\n"))?;
+    }
+}
+
+fn check_any(text: &str) -> Result<(), TestCaseError> {
+    match parse(text, FilePath::new("/nonexistent")) {
+        Ok(loaded) => {
+            let effective = loaded.config.effective();
+            prop_assert!(effective.is_object());
+        }
+        Err(problems) => {
+            prop_assert!(!problems.is_empty());
+            let lines = text.lines().count().max(1) + 1;
+            for problem in problems.iter() {
+                prop_assert!(problem.place.line <= lines, "{} of {}", problem, lines);
+                prop_assert!(!problem.message.is_empty());
+            }
+            prop_assert!(!problems.to_string().is_empty());
+        }
+    }
+    Ok(())
 }
