@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config::{self, explain};
+use crate::config;
 use crate::{app, demo, telemetry};
 
 /// Bounded, hedged, isolated and cut off: a sidecar proxy for the tool calls of LLM agents.
@@ -53,17 +53,21 @@ enum Command {
 
 /// Failed: `check` found problems, or the proxy could not start.
 const FAILED: u8 = 1;
+const WRONG_USAGE: u8 = 2;
 
 /// Does what the arguments say. The exit code is 0 when all went well and 1 when not; wrong usage
 /// ends with 2 before it comes to this.
 pub fn run(arguments: Arguments) -> ExitCode {
-    telemetry::log::init_tracing(&arguments.log_level);
+    if let Err(error) = telemetry::log::init_tracing(&arguments.log_level) {
+        eprintln!("{error}");
+        return ExitCode::from(WRONG_USAGE);
+    }
     let done = match arguments.command {
         Command::Run { config } => run_proxy(config),
         Command::Check { file } => check(&file),
         Command::Explain { file, url, method } => explain(&file, &url, &method),
         Command::Schema => {
-            println!("{:#}", config::schema::schema());
+            println!("{:#}", config::schema());
             Ok(())
         }
         Command::Demo => demo::run(),
@@ -88,7 +92,7 @@ fn check(file: &std::path::Path) -> Result<(), String> {
 
 fn explain(file: &std::path::Path, url: &str, method: &http::Method) -> Result<(), String> {
     let loaded = config::load(file).map_err(|problems| problems.to_string())?;
-    print!("{}", explain::explain(&loaded, url, method).map_err(|error| error.to_string())?);
+    print!("{}", loaded.explain(url, method)?);
     Ok(())
 }
 
