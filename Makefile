@@ -1,0 +1,94 @@
+# `make test` is everything that must hold before a change lands, from a bare Debian with Rust: it installs what is
+# missing and leaves alone what is there. The other targets are its parts.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+CARGO ?= cargo
+CARGO_DENY_VERSION := 0.20.2
+LOAD := tests/bench/load/Cargo.toml
+
+# A command that the build or a test calls, and the Debian package that brings it. ring and mimalloc compile C.
+TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl taskset:util-linux
+
+# Suites that drive the proxy with other languages' clients declare what they need beside themselves.
+PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
+NODE_NEEDS := $(wildcard tests/*/package-lock.json)
+
+.PHONY: help setup tools python node fmt lint doc deny advisories unit test bench clean
+
+help:
+	@echo "make test    all that must hold: setup fmt lint doc deny, every test"
+	@echo "make unit    the library's and binary's own tests alone"
+	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
+	@echo "make setup   install what the others need"
+
+setup: tools python node
+
+tools:
+	missing=(); \
+	for tool in $(TOOLS); do command -v "$${tool%%:*}" >/dev/null || missing+=("$${tool##*:}"); done; \
+	if (( $${#missing[@]} )); then \
+	  as_root=(); [[ $$(id -u) == 0 ]] || as_root=(sudo); \
+	  "$${as_root[@]}" apt-get update -qq; \
+	  DEBIAN_FRONTEND=noninteractive "$${as_root[@]}" apt-get install -y -qq --no-install-recommends "$${missing[@]}"; \
+	fi
+	for part in fmt clippy; do \
+	  $(CARGO) $$part --version >/dev/null 2>&1 || rustup component add "$${part/fmt/rustfmt}"; \
+	done
+	command -v cargo-deny >/dev/null || \
+	  env -u CARGO_TARGET_DIR $(CARGO) install cargo-deny --version $(CARGO_DENY_VERSION) --locked --quiet
+
+# The stamp is as new as the newest list of needs; without any there is nothing to do.
+python: $(if $(PYTHON_NEEDS),.venv/installed)
+
+.venv/installed: $(PYTHON_NEEDS)
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check $(addprefix -r ,$(PYTHON_NEEDS))
+	touch $@
+
+node: $(NODE_NEEDS:package-lock.json=node_modules/.package-lock.json)
+
+tests/%/node_modules/.package-lock.json: tests/%/package-lock.json
+	cd tests/$* && npm ci --silent --no-audit --no-fund
+	touch $@
+
+fmt:
+	$(CARGO) fmt --check
+	$(CARGO) fmt --check --manifest-path $(LOAD)
+
+lint:
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets --manifest-path $(LOAD) -- -D warnings
+
+doc:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --lib
+
+deny: tools
+	$(CARGO) deny --locked --config .deny.toml check bans licenses sources
+
+# Apart from `test`: the advisory database is a repository that not every build may reach. The floors in
+# .deny.toml stand in for it.
+advisories: tools
+	$(CARGO) deny --locked --config .deny.toml check advisories
+
+unit:
+	$(CARGO) test --locked --lib --bins
+
+# The load benchmark is built and unit-tested with the rest, so that it does not rot; it is run by `bench`.
+test: setup fmt lint doc deny
+	$(CARGO) test --locked
+	$(CARGO) test --locked --manifest-path $(LOAD)
+
+bench:
+	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked --manifest-path $(LOAD)
+	target="$${CARGO_TARGET_DIR:-target}"; own="$${CARGO_TARGET_DIR:-$(dir $(LOAD))target}"; \
+	HEDGEROW_BIN="$${HEDGEROW_BIN:-$$target/release/hedgerow}" "$$own/release/load" $(BENCH)
+
+clean:
+	$(CARGO) clean
+	$(CARGO) clean --manifest-path $(LOAD)
+	rm -rf .venv tests/*/node_modules
