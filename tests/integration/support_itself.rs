@@ -11,7 +11,7 @@ use crate::support::dns::{Answer, Dns};
 use crate::support::h1::Framing;
 use crate::support::pki::{self, Pki};
 use crate::support::soon;
-use crate::support::upstream::{Reply, Upstream, by_path, statuses, stays, until_within};
+use crate::support::upstream::{Reply, Upstream, by_path, statuses};
 
 #[tokio::test]
 async fn a_request_is_recorded_byte_for_byte_and_answered_by_the_test() {
@@ -130,7 +130,7 @@ async fn a_peer_that_leaves_counts_as_aborted_however_it_goes() {
     agent.send(absolute("GET", "http://x/", &[], b"")).await;
     upstream.next().await.hold();
     drop(agent);
-    until_within(&upstream, Duration::from_secs(5), |tally| tally.aborted == 3).await;
+    upstream.until_within(Duration::from_secs(5), |tally| tally.aborted == 3).await;
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn a_script_counts_requests_by_path_and_the_most_at_once() {
     upstream.until(|tally| tally.requests == 4).await;
     drop(agent);
     upstream.until(|tally| tally.aborted == 1).await;
-    stays(&upstream, Duration::from_millis(20), 4).await;
+    upstream.gets_nothing_more(Duration::from_millis(20)).await;
 }
 
 #[tokio::test]
