@@ -154,6 +154,21 @@ upstreams: { a: { hosts: [a], bulkhead: off, routes: [{ bulkhead: { max_queue: 3
 }
 
 #[test]
+fn a_backup_for_all_does_not_back_itself_up() {
+    let config = config(
+        "defaults: { hedge: { to: backup } }
+upstreams:
+  backup: { endpoint: http://b.example, routes: [{ path: /a }, { hedge: { min: 1ms } }] }
+  other: { hosts: [a.example] }",
+    );
+    let to = |stages: &Stages| stages.hedge.as_ref().and_then(|hedge| hedge.to.as_deref().map(str::to_owned));
+    let backup = config.upstream("backup").unwrap();
+    assert_eq!(to(&backup.stages), None);
+    assert!(backup.routes.iter().all(|route| to(&route.stages).is_none()));
+    assert_eq!(to(&config.upstream("other").unwrap().stages).as_deref(), Some("backup"));
+}
+
+#[test]
 fn off_has_two_spellings_and_other_words_have_none() {
     for off in ["off", "false", "'off'"] {
         assert!(config(&format!("defaults: {{ hedge: {off} }}")).defaults.stages.hedge.is_none(), "{off}");

@@ -49,8 +49,9 @@ impl Builder<'_> {
         wider: &Stages,
     ) -> UpstreamPolicy {
         let hosts = self.list(keys.hosts.as_deref(), &path.key("hosts"), hosts::host_pattern);
+        let is_read = keys.endpoint.is_some() || keys.hosts.as_ref().is_some_and(|hosts| !hosts.is_empty());
         let is_written = |key| self.report.is_written(&path.key(key));
-        if !is_written("hosts") && !is_written("endpoint") {
+        if !is_read && !is_written("hosts") && !is_written("endpoint") {
             self.report.error(path, "nothing leads here: expected `hosts`, `endpoint` or both");
         }
         let endpoint = keys
@@ -58,13 +59,11 @@ impl Builder<'_> {
             .as_deref()
             .and_then(|url| self.report.check(&path.key("endpoint"), hosts::endpoint(url)));
         let own = keys.stages();
-        let inherited = inherited.narrowed(&own, path);
-        let mut stages =
-            if own == raw::Stages::default() { wider.clone() } else { inherited.resolve(self.report) };
+        let mut inherited = inherited.narrowed(&own, path);
         // The defaults may name a backup for all upstreams, of which the backup is one.
-        if let Some(hedge) = stages.hedge.as_mut().filter(|hedge| hedge.to.as_deref() == Some(name)) {
-            hedge.to = None;
-        }
+        let is_own_backup = inherited.forget_hedge_to(name);
+        let is_plain = own == raw::Stages::default() && !is_own_backup;
+        let stages = if is_plain { wider.clone() } else { inherited.resolve(self.report) };
         UpstreamPolicy {
             name: name.into(),
             index,
