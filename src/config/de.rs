@@ -53,8 +53,8 @@ pub(super) fn from_tree<T: DeserializeOwned + Default>(tree: &mut Node, problems
 /// The way from the root, kept on the stack; it becomes a [`Path`] only when something is wrong.
 enum Trail<'a> {
     Root,
-    Key(&'a Trail<'a>, &'a str),
-    Index(&'a Trail<'a>, usize),
+    Key(&'a Self, &'a str),
+    Index(&'a Self, usize),
 }
 
 impl Trail<'_> {

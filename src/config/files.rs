@@ -17,11 +17,14 @@ use rustls::pki_types::pem::PemObject;
 /// Largest file that a policy may name: the public roots of a system are a quarter of it.
 const MAX_FILE: u64 = 1 << 20;
 
+/// A file's bytes, or why they cannot be had.
+type Content = Result<Arc<[u8]>, String>;
+
 /// Where files and variables come from.
 pub(super) struct Sources {
     dir: PathBuf,
     variable: fn(&str) -> Option<String>,
-    read: Mutex<BTreeMap<PathBuf, Result<Arc<[u8]>, String>>>,
+    read: Mutex<BTreeMap<PathBuf, Content>>,
     certificates: Mutex<Fnv>,
 }
 
@@ -50,7 +53,7 @@ impl Sources {
     }
 
     /// A PEM file with at least one certificate.
-    pub(super) fn certificates(&self, path: &str) -> Result<Arc<[u8]>, String> {
+    pub(super) fn certificates(&self, path: &str) -> Content {
         let pem = self.file(path)?;
         let mut found = 0;
         for certificate in CertificateDer::pem_slice_iter(&pem) {
@@ -94,7 +97,7 @@ impl Sources {
         }
     }
 
-    fn file(&self, path: &str) -> Result<Arc<[u8]>, String> {
+    fn file(&self, path: &str) -> Content {
         let full = self.dir.join(path);
         let mut read = self.read.lock();
         read.entry(full.clone()).or_insert_with(|| read_bounded(&full, MAX_FILE).map(Arc::from)).clone()

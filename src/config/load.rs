@@ -1,5 +1,6 @@
 //! From a file or text to a [`Loaded`] policy: the steps in order.
 
+use std::fmt;
 use std::path::{Path as FilePath, PathBuf};
 
 use super::files::{self, Sources, read_bounded};
@@ -9,7 +10,6 @@ use super::tree::{self, Node, Value};
 use super::{Config, build, de, raw, unsupported};
 
 /// A policy with what is worth telling about it.
-#[derive(Debug)]
 pub struct Loaded {
     /// The policy.
     pub config: Config,
@@ -17,6 +17,14 @@ pub struct Loaded {
     pub warnings: Problems,
     /// The file as it was written, for [`explain`](super::explain).
     pub(super) tree: Node,
+}
+
+/// Without the file's own words: they may be secrets.
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, warnings, tree: _ } = self;
+        f.debug_struct("Loaded").field("config", config).field("warnings", warnings).finish_non_exhaustive()
+    }
 }
 
 /// What the watcher compares: the policy's and its files' content, and which files those are.

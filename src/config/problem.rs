@@ -166,7 +166,7 @@ impl fmt::Display for Problem {
 }
 
 /// The problems of one file, in its order.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Problems {
     file: Arc<str>,
     source: Arc<str>,
@@ -220,6 +220,13 @@ impl fmt::Display for Problems {
             write_pointer(f, problem.place, line)?;
         }
         Ok(())
+    }
+}
+
+/// Without the source, which may hold secrets.
+impl fmt::Debug for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.list).finish()
     }
 }
 

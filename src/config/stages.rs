@@ -64,6 +64,11 @@ impl Inherited {
         }
     }
 
+    /// Hedges to `name` stay with their own upstream; whether there was such a target.
+    pub(super) fn forget_hedge_to(&mut self, name: &str) -> bool {
+        self.hedge.keys.to.take_if(|to| to == name).is_some()
+    }
+
     /// The stages that these keys make, with defaults for what nobody set.
     pub(super) fn resolve(&self, report: &Report<'_>) -> Stages {
         let resolver = Resolver { report, sections: &self.sections };

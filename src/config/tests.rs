@@ -154,6 +154,21 @@ upstreams: { a: { hosts: [a], bulkhead: off, routes: [{ bulkhead: { max_queue: 3
 }
 
 #[test]
+fn a_backup_for_all_does_not_back_itself_up() {
+    let config = config(
+        "defaults: { hedge: { to: backup } }
+upstreams:
+  backup: { endpoint: http://b.example, routes: [{ path: /a }, { hedge: { min: 1ms } }] }
+  other: { hosts: [a.example] }",
+    );
+    let to = |stages: &Stages| stages.hedge.as_ref().and_then(|hedge| hedge.to.as_deref().map(str::to_owned));
+    let backup = config.upstream("backup").unwrap();
+    assert_eq!(to(&backup.stages), None);
+    assert!(backup.routes.iter().all(|route| to(&route.stages).is_none()));
+    assert_eq!(to(&config.upstream("other").unwrap().stages).as_deref(), Some("backup"));
+}
+
+#[test]
 fn off_has_two_spellings_and_other_words_have_none() {
     for off in ["off", "false", "'off'"] {
         assert!(config(&format!("defaults: {{ hedge: {off} }}")).defaults.stages.hedge.is_none(), "{off}");
@@ -225,7 +240,7 @@ fn secrets_are_put_in_and_never_shown() {
     let set = &loaded.config.upstreams[0].rewrite.as_ref().unwrap().set;
     let values: Vec<_> = set.iter().map(|(_, value)| value.to_str().unwrap()).collect();
     assert_eq!(values, ["Bearer env-secret", "file-secret", "1.10"]);
-    let shown = format!("{:?} {}", loaded.config, loaded.config.effective());
+    let shown = format!("{loaded:?} {}", loaded.config.effective());
     assert!(!shown.contains("env-secret") && !shown.contains("file-secret"), "{shown}");
 }
 
@@ -237,7 +252,7 @@ fn a_bad_secret_is_told_without_its_value() {
     let problems = load::load_text("p", text, &Sources::new(dir.path())).unwrap_err();
     assert_eq!(problems.len(), 2);
     assert!(!problems.to_string().contains("hunter2"), "{problems}");
-    assert!(!problems.summary().contains("hunter2"));
+    assert!(!format!("{problems:?} {}", problems.summary()).contains("hunter2"));
 }
 
 #[test]

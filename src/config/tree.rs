@@ -213,10 +213,7 @@ pub(super) fn parse(text: &str) -> Result<Node, Problem> {
     }
     let mut spanned: SpannedNode = match serde_yaml::from_str_with_options(text, options()) {
         Ok(node) => node,
-        Err(error) if holds_nothing(text) => {
-            tracing::trace!(%error, "nothing in the policy file");
-            return Err(empty());
-        }
+        Err(_) if holds_nothing(text) => return Err(empty()),
         Err(error) => return Err(syntax(&error)),
     };
     if matches!(spanned.value, SpannedValue::Null) {

@@ -17,8 +17,8 @@ enum But {
     All,
     /// Nothing.
     Nothing,
-    /// Anything else than this word.
-    AllBut(&'static str),
+    /// Anything, unless it is this word.
+    Unless(&'static str),
 }
 
 const TOP: &[(&[&str], But)] = &[
@@ -37,7 +37,7 @@ const TOP: &[(&[&str], But)] = &[
 /// In the defaults, an upstream or a route.
 const SECTION: &[(&[&str], But)] = &[
     (&["intercept"], But::Off),
-    (&["origin"], But::AllBut("h2c")),
+    (&["origin"], But::Unless("h2c")),
     (&["tls", "client_cert"], But::Off),
     (&["tls", "client_key"], But::Off),
     (&["breaker", "shared"], But::Off),
@@ -53,7 +53,7 @@ const SECTION: &[(&[&str], But)] = &[
 pub(super) fn keys() -> impl Iterator<Item = &'static str> {
     TOP.iter()
         .chain(SECTION)
-        .filter(|(_, but)| !matches!(but, But::AllBut(_)))
+        .filter(|(_, but)| !matches!(but, But::Unless(_)))
         .filter_map(|(path, _)| path.last().copied())
 }
 
@@ -81,13 +81,13 @@ fn refuse_in(section: &mut Node, at: &Path, keys: &[(&[&str], But)], problems: &
         let Some(value) = section.get(&path) else { continue };
         if !but.takes(value) {
             let what = match but {
-                But::AllBut(word) => format!("`{word}` is not supported yet"),
+                But::Unless(word) => format!("`{word}` is not supported yet"),
                 But::Off | But::OffOrEmpty => "not supported yet; leave it out or write `off`".into(),
                 But::All | But::Nothing => "not supported yet; leave it out".into(),
             };
             let (place, _) = section.locate(&path);
             problems.push(Problem::error(place, at.join(&path), what));
-        } else if matches!(but, But::AllBut(_)) {
+        } else if matches!(but, But::Unless(_)) {
             continue;
         }
         section.cut(&path);
@@ -106,7 +106,7 @@ impl But {
             Self::OffOrEmpty => is_off || matches!(value, Value::List(items) if items.is_empty()),
             Self::All => matches!(value, Value::Null) || matches!(value, Value::Text(text) if text == "100%"),
             Self::Nothing => matches!(value, Value::Null),
-            Self::AllBut(word) => !matches!(value, Value::Text(text) if text == word),
+            Self::Unless(word) => !matches!(value, Value::Text(text) if text == word),
         }
     }
 }

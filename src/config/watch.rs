@@ -435,6 +435,13 @@ mod tests {
             self.dir.path().join(name)
         }
 
+        /// Replaces a file in one step, so that no look can see half of it.
+        fn replace(&self, name: &str, text: &str) {
+            let aside = TempDir::new_in(self.dir.path()).unwrap();
+            fs::write(aside.path().join("new"), text).unwrap();
+            fs::rename(aside.path().join("new"), self.path(name)).unwrap();
+        }
+
         fn max_concurrent(&self) -> usize {
             self.watch.policy().load().defaults.stages.bulkhead.unwrap().max_concurrent
         }
@@ -443,6 +450,16 @@ mod tests {
         fn next(&self) -> (ReloadResult, usize) {
             let result = self.results.recv_timeout(PATIENCE).expect("a result within the time allowed");
             (result, self.max_concurrent())
+        }
+
+        /// The value that is in force once a version has been applied; others may be refused before, as
+        /// happens when a look falls between truncating and writing.
+        fn next_applied(&self) -> usize {
+            loop {
+                if let (Applied, value) = self.next() {
+                    return value;
+                }
+            }
         }
 
         /// Asks for a reload and expects that nothing has happened before.
@@ -458,15 +475,14 @@ mod tests {
     fn a_write_in_place_takes_effect() {
         let rig = Rig::new();
         fs::write(rig.path("policy.yaml"), policy(2)).unwrap();
-        assert_eq!(rig.next(), (Applied, 2));
+        assert_eq!(rig.next_applied(), 2);
     }
 
     #[test]
     fn a_rename_over_the_file_takes_effect() {
         let rig = Rig::new();
         for n in [2, 3] {
-            fs::write(rig.path("new"), policy(n)).unwrap();
-            fs::rename(rig.path("new"), rig.path("policy.yaml")).unwrap();
+            rig.replace("policy.yaml", &policy(n));
             assert_eq!(rig.next(), (Applied, n));
         }
     }
@@ -477,7 +493,7 @@ mod tests {
         fs::remove_file(rig.path("policy.yaml")).unwrap();
         assert_eq!(rig.next(), (Rejected, 1));
         assert!(rig.watch.status().error.unwrap().contains("cannot read"));
-        fs::write(rig.path("policy.yaml"), policy(2)).unwrap();
+        rig.replace("policy.yaml", &policy(2));
         assert_eq!(rig.next(), (Applied, 2));
         assert_eq!(rig.watch.status().error, None);
     }
@@ -520,7 +536,8 @@ mod tests {
         assert_eq!(results.recv_timeout(PATIENCE), Ok(Rejected));
         fs::create_dir(&inner).unwrap();
         for n in [2, 3] {
-            fs::write(inner.join("policy.yaml"), policy(n)).unwrap();
+            fs::write(outer.path().join("new"), policy(n)).unwrap();
+            fs::rename(outer.path().join("new"), inner.join("policy.yaml")).unwrap();
             assert_eq!(results.recv_timeout(PATIENCE), Ok(Applied));
             assert_eq!(watch.policy().load().defaults.stages.bulkhead.unwrap().max_concurrent, n);
         }
@@ -537,18 +554,18 @@ mod tests {
         fs::write(rig.path("policy.yaml"), first).unwrap();
         assert_eq!(rig.next(), (Rejected, 1));
         fs::write(rig.path("policy.yaml"), [first, second].concat()).unwrap();
-        assert_eq!(rig.next(), (Applied, 2));
+        assert_eq!(rig.next_applied(), 2);
     }
 
     // C112: after a bad version the good one seemed to be nothing new.
     #[test]
     fn going_back_to_the_version_before_a_bad_one_is_healthy_again() {
         let rig = Rig::new();
-        fs::write(rig.path("policy.yaml"), "defaults: { hedge: 5 }").unwrap();
+        rig.replace("policy.yaml", "defaults: { hedge: 5 }");
         assert_eq!(rig.next(), (Rejected, 1));
         let error = rig.watch.status().error.unwrap();
         assert!(error.contains("policy.yaml:1:20: defaults.hedge: expected a mapping"), "{error}");
-        fs::write(rig.path("policy.yaml"), policy(1)).unwrap();
+        rig.replace("policy.yaml", &policy(1));
         assert_eq!(rig.next(), (Applied, 1));
         let status = rig.watch.status();
         assert_eq!((status.error, status.last), (None, Some(Applied)));
@@ -558,14 +575,12 @@ mod tests {
     #[test]
     fn a_burst_takes_effect_before_it_ends() {
         let rig = Rig::new();
-        let path = rig.path("policy.yaml");
         let started = Instant::now();
         let mut n = 1;
         let mut seen = 0;
         while started.elapsed() < Duration::from_secs(2) {
             n += 1;
-            fs::write(rig.path("new"), policy(n)).unwrap();
-            fs::rename(rig.path("new"), &path).unwrap();
+            rig.replace("policy.yaml", &policy(n));
             match rig.results.recv_timeout(Duration::from_millis(50)) {
                 Ok(result) => {
                     assert_eq!(result, Applied);
@@ -585,7 +600,7 @@ mod tests {
     fn a_neighbour_is_no_reason_to_reload() {
         let rig = Rig::new();
         fs::write(rig.path("neighbour"), "x").unwrap();
-        fs::write(rig.path("policy.yaml"), policy(1)).unwrap();
+        rig.replace("policy.yaml", &policy(1));
         rig.expect_nothing_new();
     }
 
@@ -611,7 +626,7 @@ mod tests {
         };
         assert_eq!(key(), "one");
         let hash = rig.watch.policy().load().hash.clone();
-        fs::write(rig.path("key"), "two\n").unwrap();
+        rig.replace("key", "two\n");
         assert_eq!(rig.next().0, Applied);
         assert_eq!(key(), "two");
         assert_eq!(rig.watch.policy().load().hash, hash, "the hash gave the secret away");
@@ -620,7 +635,7 @@ mod tests {
     #[test]
     fn changes_are_found_without_any_event() {
         let rig = Rig::laid(|dir| fs::write(dir.join("policy.yaml"), policy(1)).unwrap(), false);
-        fs::write(rig.path("policy.yaml"), policy(2)).unwrap();
+        rig.replace("policy.yaml", &policy(2));
         assert_eq!(rig.next(), (Applied, 2));
     }
 
@@ -629,7 +644,7 @@ mod tests {
         let rig = Rig::new();
         let before = rig.watch.policy().load_full();
         let text = format!("threads: 77\nlisten: {{ proxy: 127.0.0.1:1 }}\n{}", policy(2));
-        fs::write(rig.path("policy.yaml"), text).unwrap();
+        rig.replace("policy.yaml", &text);
         assert_eq!(rig.next(), (Applied, 2));
         let now = rig.watch.policy().load_full();
         assert_eq!((now.threads, &now.listen), (before.threads, &before.listen));
@@ -639,7 +654,7 @@ mod tests {
     #[test]
     fn a_reload_on_a_bad_file_is_refused_each_time() {
         let rig = Rig::new();
-        fs::write(rig.path("policy.yaml"), "[]").unwrap();
+        rig.replace("policy.yaml", "[]");
         assert_eq!(rig.next(), (Rejected, 1));
         rig.watch.reload();
         assert_eq!(rig.next(), (Rejected, 1));

@@ -1,0 +1,215 @@
+//! From what the user wrote to a [`Config`], gathering every problem on the way.
+//!
+//! A value that is wrong is noted and replaced by its default, so that what depends on it can still be
+//! judged; whether the result may be used is for the caller to see from the problems.
+
+mod rewrite;
+mod upstreams;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::files::Sources;
+use super::notation::{Socket, Unit};
+use super::problem::Path;
+use super::raw;
+use super::report::Report;
+use super::stages::Inherited;
+use super::{
+    AccessLog, Config, Dns, Drain, Egress, Limits, Listen, Origin, Telemetry, UpstreamPolicy, UpstreamTls,
+    hosts,
+};
+use crate::units::{ByteSize, Span};
+
+/// The least head that the HTTP library can be bounded to.
+const LEAST_HEAD: usize = 8 << 10;
+/// The name of the policy for hosts that no upstream names.
+const DEFAULT_NAME: &str = "default";
+
+/// Builds the policy; problems go into `report`. `hash` stays empty.
+pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources) -> Config {
+    let root = Path::root();
+    let defaults = policy.defaults.clone().unwrap_or_default();
+    let builder = Builder { report, sources };
+    let inherited = Inherited::default().narrowed(&defaults.stages(), &root.key("defaults"));
+    let stages = inherited.resolve(report);
+    let named = policy.upstreams.as_ref().map(|named| named.0.as_slice()).unwrap_or_default();
+    let upstreams = builder.upstreams(named, &inherited, &stages);
+    builder.judge_hedge_targets(&upstreams, named, &defaults);
+    Config {
+        hash: String::new(),
+        threads: builder.threads(policy.threads),
+        listen: builder.listen(policy.listen.as_ref()),
+        limits: builder.limits(policy.limits.as_ref()),
+        dns: builder.dns(policy.dns.as_ref()),
+        egress: builder.egress(policy.egress.as_ref()),
+        ca_pem: builder.ca_file(policy.tls.as_ref().and_then(|tls| tls.ca_file.as_ref()), &root.key("tls")),
+        drain: builder.drain(policy.drain.as_ref()),
+        telemetry: telemetry(policy.telemetry.as_ref()),
+        hosts: builder.host_index(named),
+        defaults: Arc::new(UpstreamPolicy {
+            name: DEFAULT_NAME.into(),
+            index: upstreams.len(),
+            hosts: Vec::new(),
+            endpoint: None,
+            origin: Origin::Auto,
+            tls: UpstreamTls::default(),
+            rewrite: None,
+            stages,
+            routes: Vec::new(),
+        }),
+        upstreams: upstreams.into_iter().map(Arc::new).collect(),
+    }
+}
+
+struct Builder<'a> {
+    report: &'a Report<'a>,
+    sources: &'a Sources,
+}
+
+impl Builder<'_> {
+    fn threads(&self, threads: Option<u16>) -> usize {
+        if threads.is_some_and(|threads| !(1..=1024).contains(&threads)) {
+            self.report.error(&Path::of(["threads"]), "expected 1 to 1024");
+        }
+        // Honours the cgroup's CPU quota on Linux, rounded down, and the affinity mask.
+        let granted = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        threads.map_or_else(granted, usize::from)
+    }
+
+    fn listen(&self, keys: Option<&raw::Listen>) -> Listen {
+        let keys = keys.cloned().unwrap_or_default();
+        let path = Path::of(["listen"]);
+        let clients = self.list(keys.clients.as_deref(), &path.key("clients"), hosts::range);
+        let listen = Listen {
+            proxy: keys.proxy.map_or(SocketAddr::from(([127, 0, 0, 1], 15300)), |Socket(proxy)| proxy),
+            admin: keys.admin.map_or(SocketAddr::from(([127, 0, 0, 1], 15302)), |Socket(admin)| admin),
+            clients,
+        };
+        let proxy_path = path.key("proxy");
+        if !listen.proxy.ip().is_loopback() && listen.clients.is_empty() {
+            let message =
+                "not a loopback address, so anyone could use the proxy; name who may in `listen.clients`";
+            self.report.error(&proxy_path, message);
+        }
+        if !listen.admin.ip().is_loopback() {
+            let message = "not a loopback address: whoever reaches it can read the policy and set breakers";
+            self.report.warning(&path.key("admin"), message);
+        }
+        if clash(listen.proxy, listen.admin) {
+            let path = self.report.setter(std::slice::from_ref(&path), &["admin", "proxy"]);
+            self.report.error(&path, format!("proxy and admin are both on port {}", listen.proxy.port()));
+        }
+        listen
+    }
+
+    fn limits(&self, keys: Option<&raw::Limits>) -> Limits {
+        let keys = keys.cloned().unwrap_or_default();
+        let path = Path::of(["limits"]);
+        let bytes = |key: Option<Unit<ByteSize>>, default| key.map_or(default, |Unit(ByteSize(bytes))| bytes);
+        let limits = Limits {
+            connections: keys.connections.unwrap_or(10_000),
+            head: bytes(keys.head, 64 << 10),
+            fields: keys.fields.unwrap_or(100),
+            target: bytes(keys.target, 16 << 10),
+            header_timeout: self.positive(keys.header_timeout, 10, &path.key("header_timeout")),
+            keep_alive: self.positive(keys.keep_alive, 120, &path.key("keep_alive")),
+            replay_total: bytes(keys.replay_total, 64 << 20),
+            upstreams: keys.upstreams.unwrap_or(10_000),
+        };
+        let bounds = [
+            ("connections", limits.connections, 1, 1_000_000),
+            ("fields", limits.fields, 1, 10_000),
+            ("upstreams", limits.upstreams, 1, 1_000_000),
+        ];
+        for (key, value, least, most) in bounds {
+            if !(least..=most).contains(&value) {
+                self.report.error(&path.key(key), format!("expected {least} to {most}; found `{value}`"));
+            }
+        }
+        if !(LEAST_HEAD..=16 << 20).contains(&limits.head) {
+            self.report.error(&path.key("head"), "expected 8KiB to 16MiB");
+        } else if !(64..=limits.head).contains(&limits.target) {
+            let message = format!("expected 64B to limits.head ({})", ByteSize(limits.head));
+            self.report.error(&self.report.setter(&[path], &["target", "head"]), message);
+        }
+        limits
+    }
+
+    fn dns(&self, keys: Option<&raw::Dns>) -> Dns {
+        let keys = keys.cloned().unwrap_or_default();
+        let path = Path::of(["dns"]);
+        let servers: Vec<SocketAddr> = keys.servers.iter().flatten().map(|Socket(server)| *server).collect();
+        for (index, server) in servers.iter().enumerate() {
+            if server.port() == 0 {
+                self.report.error(&path.key("servers").index(index), "expected a port from 1 to 65535");
+            }
+        }
+        Dns { servers, timeout: self.positive(keys.timeout, 2, &path.key("timeout")) }
+    }
+
+    fn egress(&self, keys: Option<&raw::Egress>) -> Egress {
+        let keys = keys.cloned().unwrap_or_default();
+        let path = Path::of(["egress"]);
+        Egress {
+            deny_by_default: keys.default == Some(raw::Verdict::Deny),
+            deny_private: keys.deny_private.is_some_and(|flag| flag.0),
+            allow: self.list(keys.allow.as_deref(), &path.key("allow"), hosts::egress_rule),
+            deny: self.list(keys.deny.as_deref(), &path.key("deny"), hosts::egress_rule),
+        }
+    }
+
+    fn drain(&self, keys: Option<&raw::Drain>) -> Drain {
+        let span =
+            |key: Option<Unit<Span>>, default| key.map_or(Duration::from_secs(default), |unit| unit.0.0);
+        let drain = Drain {
+            quiet: span(keys.and_then(|keys| keys.quiet), 1),
+            max: span(keys.and_then(|keys| keys.max), 25),
+        };
+        if drain.quiet > drain.max {
+            let path = self.report.setter(&[Path::of(["drain"])], &["quiet", "max"]);
+            let (quiet, max) = (Span(drain.quiet), Span(drain.max));
+            self.report.error(&path, format!("quiet ({quiet}) is longer than max ({max})"));
+        }
+        drain
+    }
+
+    fn ca_file(&self, file: Option<&String>, section: &Path) -> Option<Arc<[u8]>> {
+        self.report.check(&section.key("ca_file"), self.sources.certificates(file?))
+    }
+
+    fn positive(&self, key: Option<Unit<Span>>, default_seconds: u64, path: &Path) -> Duration {
+        let span = key.map_or(Duration::from_secs(default_seconds), |unit| unit.0.0);
+        if span.is_zero() {
+            self.report.error(path, "expected a duration longer than 0s");
+        }
+        span
+    }
+
+    /// Every item that `read` takes; the others are noted, each in its own line.
+    fn list<T, E: std::fmt::Display>(
+        &self,
+        items: Option<&[String]>,
+        path: &Path,
+        read: impl Fn(&str) -> Result<T, E>,
+    ) -> Vec<T> {
+        let items = items.unwrap_or_default().iter().enumerate();
+        items.filter_map(|(index, item)| self.report.check(&path.index(index), read(item))).collect()
+    }
+}
+
+fn telemetry(keys: Option<&raw::Telemetry>) -> Telemetry {
+    let access_log = match keys.and_then(|keys| keys.access_log) {
+        None | Some(raw::AccessLog::Json) => AccessLog::Json,
+        Some(raw::AccessLog::Text) => AccessLog::Text,
+        Some(raw::AccessLog::Off) => AccessLog::Off,
+    };
+    Telemetry { access_log }
+}
+
+/// Whether two listeners cannot both be bound. Port 0 is chosen by the system, never twice.
+fn clash(one: SocketAddr, other: SocketAddr) -> bool {
+    let any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() == other.port() && one.port() != 0 && (any || one.ip() == other.ip())
+}

@@ -1,0 +1,226 @@
+//! The named upstreams, their routes, and what holds between them.
+
+use std::collections::HashMap;
+
+use super::{Builder, DEFAULT_NAME};
+use crate::config::de::did_you_mean;
+use crate::config::notation::Switch;
+use crate::config::problem::Path;
+use crate::config::raw;
+use crate::config::stages::Inherited;
+use crate::config::{
+    Endpoint, HostIndex, HostPattern, Origin, OwnState, Route, Stages, UpstreamPolicy, UpstreamTls, hosts,
+};
+
+/// Most upstreams of a policy: `/status` and metrics name each.
+const MOST_UPSTREAMS: usize = 10_000;
+
+impl Builder<'_> {
+    pub(super) fn upstreams(
+        &self,
+        named: &[(String, raw::Upstream)],
+        inherited: &Inherited,
+        stages: &Stages,
+    ) -> Vec<UpstreamPolicy> {
+        let section = Path::of(["upstreams"]);
+        if named.len() > MOST_UPSTREAMS {
+            self.report.error(&section, format!("{} upstreams; at most {MOST_UPSTREAMS}", named.len()));
+            return Vec::new();
+        }
+        let build = |(index, (name, keys)): (usize, &(String, raw::Upstream))| {
+            let path = section.key(name);
+            if name == DEFAULT_NAME {
+                self.report.error(&path, "this name stands for hosts that no upstream names; set `defaults`");
+            } else if let Err(message) = name_is_fine(name) {
+                self.report.error(&path, message);
+            }
+            self.upstream(index, name, keys, &path, inherited, stages)
+        };
+        named.iter().enumerate().map(build).collect()
+    }
+
+    fn upstream(
+        &self,
+        index: usize,
+        name: &str,
+        keys: &raw::Upstream,
+        path: &Path,
+        inherited: &Inherited,
+        wider: &Stages,
+    ) -> UpstreamPolicy {
+        let hosts = self.list(keys.hosts.as_deref(), &path.key("hosts"), hosts::host_pattern);
+        let is_read = keys.endpoint.is_some() || keys.hosts.as_ref().is_some_and(|hosts| !hosts.is_empty());
+        let is_written = |key| self.report.is_written(&path.key(key));
+        if !is_read && !is_written("hosts") && !is_written("endpoint") {
+            self.report.error(path, "nothing leads here: expected `hosts`, `endpoint` or both");
+        }
+        let endpoint = keys
+            .endpoint
+            .as_deref()
+            .and_then(|url| self.report.check(&path.key("endpoint"), hosts::endpoint(url)));
+        let own = keys.stages();
+        let mut inherited = inherited.narrowed(&own, path);
+        // The defaults may name a backup for all upstreams, of which the backup is one.
+        let is_own_backup = inherited.forget_hedge_to(name);
+        let is_plain = own == raw::Stages::default() && !is_own_backup;
+        let stages = if is_plain { wider.clone() } else { inherited.resolve(self.report) };
+        UpstreamPolicy {
+            name: name.into(),
+            index,
+            origin: self.origin(keys.origin, endpoint.as_ref(), path),
+            hosts,
+            endpoint,
+            tls: self.upstream_tls(keys.tls.as_ref(), &path.key("tls")),
+            rewrite: keys.rewrite.as_ref().map(|rewrite| self.rewrite(rewrite, &path.key("rewrite"))),
+            routes: self.routes(keys.routes.as_deref().unwrap_or_default(), path, &inherited, &stages),
+            stages,
+        }
+    }
+
+    fn origin(&self, origin: Option<raw::Origin>, endpoint: Option<&Endpoint>, path: &Path) -> Origin {
+        let origin = match origin {
+            None | Some(raw::Origin::Auto | raw::Origin::H2c) => Origin::Auto,
+            Some(raw::Origin::Http) => Origin::Http,
+            Some(raw::Origin::Https) => Origin::Https,
+        };
+        let contradicts = match (origin, endpoint) {
+            (Origin::Http, Some(endpoint)) => endpoint.is_https,
+            (Origin::Https, Some(endpoint)) => !endpoint.is_https,
+            (Origin::Auto, _) | (_, None) => false,
+        };
+        if contradicts {
+            self.report.error(&path.key("origin"), "contradicts the scheme of `endpoint`; leave it out");
+        }
+        origin
+    }
+
+    fn upstream_tls(&self, keys: Option<&raw::UpstreamTls>, path: &Path) -> UpstreamTls {
+        let Some(keys) = keys else { return UpstreamTls::default() };
+        UpstreamTls {
+            ca_pem: self.ca_file(keys.ca_file.as_ref(), path),
+            server_name: keys
+                .server_name
+                .as_deref()
+                .and_then(|name| self.report.check(&path.key("server_name"), hosts::server_name(name))),
+        }
+    }
+
+    fn routes(
+        &self,
+        routes: &[raw::Route],
+        upstream: &Path,
+        inherited: &Inherited,
+        wider: &Stages,
+    ) -> Vec<Route> {
+        let mut names: HashMap<&str, usize> = HashMap::new();
+        let mut catch_all: Option<usize> = None;
+        let mut built = Vec::with_capacity(routes.len());
+        for (index, keys) in routes.iter().enumerate() {
+            let path = upstream.key("routes").index(index);
+            if let Some(earlier) = catch_all {
+                let line = self.report.place(&upstream.key("routes").index(earlier)).line;
+                self.report
+                    .warning(&path, format!("never reached: the route in line {line} takes every call"));
+            }
+            if let Some(name) = keys.name.as_deref() {
+                self.report.check(&path.key("name"), name_is_fine(name));
+                if let Some(first) = names.insert(name, index) {
+                    let line = self.report.place(&upstream.key("routes").index(first)).line;
+                    self.report.error(&path.key("name"), format!("the route in line {line} has this name"));
+                }
+            }
+            if keys.path.is_none() && keys.methods.is_none() {
+                catch_all.get_or_insert(index);
+            }
+            built.push(self.route(keys, &path, inherited, wider));
+        }
+        built
+    }
+
+    fn route(&self, keys: &raw::Route, path: &Path, inherited: &Inherited, wider: &Stages) -> Route {
+        let own = keys.stages();
+        let stages = if own == raw::Stages::default() {
+            wider.clone()
+        } else {
+            inherited.narrowed(&own, path).resolve(self.report)
+        };
+        Route {
+            name: keys.name.as_deref().map(Into::into),
+            path: keys
+                .path
+                .as_deref()
+                .and_then(|glob| self.report.check(&path.key("path"), hosts::path_pattern(glob))),
+            methods: keys.methods.iter().flatten().map(|method| method.0.clone()).collect(),
+            idempotent: keys.idempotent.is_some_and(|flag| flag.0),
+            own: OwnState {
+                bulkhead: own.bulkhead.as_ref().is_some_and(|switch| switch.on().is_some()),
+                breaker: own.breaker.as_ref().is_some_and(|switch| switch.on().is_some()),
+            },
+            stages,
+        }
+    }
+
+    pub(super) fn host_index(&self, named: &[(String, raw::Upstream)]) -> HostIndex {
+        let mut index = HostIndex::default();
+        let mut first: HashMap<HostPattern, Path> = HashMap::new();
+        for (upstream, (name, keys)) in named.iter().enumerate() {
+            for (nth, text) in keys.hosts.iter().flatten().enumerate() {
+                // What is no host at all was noted with its upstream.
+                let Ok(host) = hosts::host_pattern(text) else { continue };
+                let path = Path::of(["upstreams", name, "hosts"]).index(nth);
+                if index.insert(&host, upstream) {
+                    first.insert(host, path);
+                } else if let Some(earlier) = first.get(&host) {
+                    let line = self.report.place(earlier).line;
+                    self.report.error(&path, format!("this host is already in line {line}, {earlier}"));
+                }
+            }
+        }
+        index
+    }
+
+    /// A hedge's target must exist, have a place to dial, and be another than its own upstream.
+    pub(super) fn judge_hedge_targets(
+        &self,
+        upstreams: &[UpstreamPolicy],
+        named: &[(String, raw::Upstream)],
+        defaults: &raw::Defaults,
+    ) {
+        let known: HashMap<&str, bool> =
+            upstreams.iter().map(|upstream| (&*upstream.name, upstream.endpoint.is_some())).collect();
+        let judge = |hedge: Option<&Switch<raw::Hedge>>, section: &Path, own: Option<&str>| {
+            let Some(to) = hedge.and_then(Switch::on).and_then(|hedge| hedge.to.as_deref()) else { return };
+            let path = section.key("hedge").key("to");
+            match known.get(to) {
+                _ if own == Some(to) => self.report.error(&path, "the upstream itself; leave it out"),
+                None => {
+                    let hint = did_you_mean(to, known.keys().copied());
+                    self.report.error(&path, format!("no upstream is called `{to}`{hint}"));
+                }
+                Some(false) => {
+                    let message =
+                        format!("`{to}` has no `endpoint`, so there is no place to send the hedge to");
+                    self.report.error(&path, message);
+                }
+                Some(true) => {}
+            }
+        };
+        judge(defaults.hedge.as_ref(), &Path::of(["defaults"]), None);
+        for (name, keys) in named {
+            let section = Path::of(["upstreams", name.as_str()]);
+            judge(keys.hedge.as_ref(), &section, Some(name));
+            for (index, route) in keys.routes.iter().flatten().enumerate() {
+                judge(route.hedge.as_ref(), &section.key("routes").index(index), Some(name));
+            }
+        }
+    }
+}
+
+/// Names become metric labels and parts of admin paths.
+fn name_is_fine(name: &str) -> Result<(), &'static str> {
+    let is_fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
+    match name.len() {
+        1..=64 if name.bytes().all(is_fine) => Ok(()),
+        _ => Err("expected a name of 1 to 64 letters, digits, `_`, `.` and `-`"),
+    }
+}
