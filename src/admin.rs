@@ -102,7 +102,9 @@ fn answer(view: &View, request: &Request<Incoming>) -> Response<Full<Bytes>> {
 fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from_static(body.as_bytes())));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }
 
@@ -264,7 +266,12 @@ fn pull_lever(view: &View, path: &str) -> Response<Full<Bytes>> {
     let (name, host, action) = match parts[..] {
         [name, action] => (name, None, action),
         [name, host, action] => (name, Some(host), action),
-        _ => return text(StatusCode::NOT_FOUND, "use /breakers/UPSTREAM/ACTION or /breakers/UPSTREAM/HOST:PORT/ACTION"),
+        _ => {
+            return text(
+                StatusCode::NOT_FOUND,
+                "use /breakers/UPSTREAM/ACTION or /breakers/UPSTREAM/HOST:PORT/ACTION",
+            );
+        }
     };
     let pull = match action {
         "force_open" => BreakerCell::force_open,

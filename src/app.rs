@@ -66,7 +66,10 @@ pub struct Running {
 pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
     let metrics = Arc::new(Metrics::new());
     let reloads = Reloads { metrics: metrics.clone(), proxy: Arc::default() };
-    let watch = path.map(|path| Watch::start(path, reloads.clone().hook())).transpose().map_err(StartError::Policy)?;
+    let watch = path
+        .map(|path| Watch::start(path, reloads.clone().hook()))
+        .transpose()
+        .map_err(StartError::Policy)?;
     let policy = match &watch {
         Some(watch) => watch.policy().clone(),
         None => Arc::new(ArcSwap::from_pointee(config::embedded())),

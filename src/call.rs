@@ -31,6 +31,9 @@ pub struct Call {
     pub method: Method,
     /// How the client named it.
     pub scheme: Scheme,
+    /// The client asked for a tunnel and spoke HTTP in it. It does not know of a proxy, so the request
+    /// keeps its `Host` and gets no `Via`.
+    pub is_tunnelled: bool,
     /// The upstream in normal form.
     pub authority: Authority,
     /// Path and query, byte for byte.
@@ -187,8 +190,7 @@ impl RequestId {
 }
 
 fn is_short_token(id: &[u8]) -> bool {
-    (1..=128).contains(&id.len())
-        && id.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:+/=".contains(b))
+    (1..=128).contains(&id.len()) && id.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:+/=".contains(b))
 }
 
 impl std::fmt::Display for RequestId {

@@ -97,9 +97,13 @@ mod tests {
     #[test]
     fn only_loopback_and_the_listed_may_connect() {
         let clients = ["10.0.0.0/8".parse().unwrap()];
-        for (peer, may) in
-            [("127.0.0.1", true), ("::1", true), ("10.1.2.3", true), ("::ffff:10.1.2.3", true), ("192.0.2.1", false)]
-        {
+        for (peer, may) in [
+            ("127.0.0.1", true),
+            ("::1", true),
+            ("10.1.2.3", true),
+            ("::ffff:10.1.2.3", true),
+            ("192.0.2.1", false),
+        ] {
             assert_eq!(may_connect(peer.parse().unwrap(), &clients), may, "{peer}");
         }
         assert!(!may_connect("10.1.2.3".parse().unwrap(), &[]));

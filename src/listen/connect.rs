@@ -43,9 +43,8 @@ pub async fn open(
     let mut end = None;
     let connected = async {
         let registry = inbound.proxy.registry();
-        let upstream = registry
-            .by_authority(&config, authority.key(), Scheme::Https)
-            .map_err(Error::InvalidRequest)?;
+        let upstream =
+            registry.by_authority(&config, authority.key(), Scheme::Https).map_err(Error::InvalidRequest)?;
         registry.touch(&upstream, arrival.now);
         let lane = Lane::find(registry, &config, upstream, &Method::CONNECT, "");
         ledger.goes_to(&lane, "");

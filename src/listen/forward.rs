@@ -46,8 +46,10 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
         }
         Ok(Checked::Forward(authority, scheme)) => {
             let (head, body) = request.into_parts();
-            let interim = (version == Version::HTTP_11).then(|| inbound.shared.clone() as Arc<dyn InterimSink>);
-            let intake = Intake { head, body, authority, scheme, config, arrival, interim };
+            let interim =
+                (version == Version::HTTP_11).then(|| inbound.shared.clone() as Arc<dyn InterimSink>);
+            let is_tunnelled = inbound.tunnel.is_some();
+            let intake = Intake { head, body, authority, scheme, is_tunnelled, config, arrival, interim };
             journey(&inbound.proxy, intake, ledger).await
         }
     };
@@ -91,27 +93,18 @@ fn check(inbound: &Inbound, config: &Config, request: &Request<Incoming>) -> Res
             false => Ok(Checked::Tunnel(authority)),
         };
     }
-    let target =
-        target::read(request.uri(), headers, request.version()).map_err(Error::InvalidRequest)?;
+    let target = target::read(request.uri(), headers, request.version()).map_err(Error::InvalidRequest)?;
     if is_last_hop(request) {
         return Ok(Checked::Own(http::StatusCode::OK));
     }
     if let Some(tunnel) = &inbound.tunnel {
-        return check_in_tunnel(tunnel, target.authority);
+        // The tunnel's name is what was checked and what is dialled, whatever `Host` says.
+        return Ok(Checked::Forward(tunnel.key().to_owned(), Scheme::Http));
     }
     if dialer.is_named_own(target.authority, target.scheme.default_port()) {
         return Err(Error::NotFound);
     }
     Ok(Checked::Forward(target.authority.to_owned(), target.scheme))
-}
-
-/// Inside a tunnel all requests are for the host that the tunnel was opened to.
-fn check_in_tunnel(tunnel: &Authority, named: &str) -> Result<Checked, Error> {
-    let named = Authority::parse(named, Some(tunnel.port())).map_err(Error::InvalidRequest)?;
-    if named.host() != tunnel.host() {
-        return Err(Error::Misdirected);
-    }
-    Ok(Checked::Forward(tunnel.key().to_owned(), Scheme::Http))
 }
 
 /// OPTIONS and TRACE with `Max-Forwards: 0` end here.

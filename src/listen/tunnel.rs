@@ -105,7 +105,8 @@ async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: He
         let stages = held.lane.stages();
         (stages.tunnel_idle, stages.stream_idle)
     };
-    let meter = Meter { epoch: Instant::now(), moved_ms: AtomicU64::new(0), is_half_closed: AtomicBool::new(false) };
+    let meter =
+        Meter { epoch: Instant::now(), moved_ms: AtomicU64::new(0), is_half_closed: AtomicBool::new(false) };
     let mut client = Metered { io: client, meter: &meter };
     let mut upstream = Metered { io: upstream, meter: &meter };
     let copied = async {

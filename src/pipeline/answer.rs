@@ -24,8 +24,8 @@ use crate::call::Call;
 use crate::error::{Bound, Error, Stage};
 use crate::policy::bulkhead::Permit;
 use crate::policy::deadline::Deadline;
-use crate::respond::headers::{self, Passage};
 use crate::respond;
+use crate::respond::headers::{self, Passage};
 use crate::upstream::connection::Exchange;
 use crate::upstream::registry::Lane;
 use crate::wire::hop_by_hop;
@@ -113,8 +113,17 @@ pub fn deliver(call: &Call, deadline: Option<&Deadline>, outcome: Outcome, mut l
     ledger.answers(parts.status, hedge, now);
     let stall = lane.stages().stream_idle;
     let body_end = end.as_ref().map(|deadline| deadline.at);
-    let mut streaming =
-        Streaming { incoming, exchange: Some(exchange), judge, permit, lane, ledger, end, moved: now, timer: None };
+    let mut streaming = Streaming {
+        incoming,
+        exchange: Some(exchange),
+        judge,
+        permit,
+        lane,
+        ledger,
+        end,
+        moved: now,
+        timer: None,
+    };
     let body = if streaming.incoming.is_end_stream() {
         streaming.complete();
         AnswerBody::empty()

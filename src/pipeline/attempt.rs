@@ -151,13 +151,8 @@ async fn connection(
             }
         }
     }
-    let to = Destination {
-        authority: lane.dialled(),
-        tls,
-        egress,
-        timeout: lane.stages().connect_timeout,
-        avoid,
-    };
+    let to =
+        Destination { authority: lane.dialled(), tls, egress, timeout: lane.stages().connect_timeout, avoid };
     this.proxy.registry().dialer().connection(to, &this.call.progress).await
 }
 

@@ -3,9 +3,9 @@
 
 use tokio::time::Instant;
 
+use super::judge::breaker_moved;
 use crate::call::Progress;
 use crate::error::{Error, Stage};
-use super::judge::breaker_moved;
 use crate::policy::breaker::{Admission, Open, State};
 use crate::policy::bulkhead::{Permit, Refused};
 use crate::upstream::registry::Lane;
@@ -93,4 +93,3 @@ fn open(lane: &Lane, refusal: Open) -> Error {
     }
     Error::CircuitOpen { retry_at: refusal.retry_at }
 }
-

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::{self, HeaderMap, HeaderName};
 use http::StatusCode;
+use http::header::{self, HeaderMap, HeaderName};
 use tokio::time::Instant;
 
 use crate::call::{Fate, Progress};
@@ -116,11 +116,19 @@ impl Judge {
     fn by_deadline(&self, now: Instant) -> Verdict {
         let Some(breaker) = &self.lane.stages().breaker else { return Verdict::Neutral };
         let chance = breaker.fair_chance.min(breaker.slow_after);
-        if now.saturating_duration_since(self.started) >= chance { Verdict::Failure } else { Verdict::Neutral }
+        if now.saturating_duration_since(self.started) >= chance {
+            Verdict::Failure
+        } else {
+            Verdict::Neutral
+        }
     }
 
     fn status_result(&self, status: StatusCode) -> AttemptResult {
-        if self.lane.stages().unacceptable.contains(status) { AttemptResult::Status } else { AttemptResult::Ok }
+        if self.lane.stages().unacceptable.contains(status) {
+            AttemptResult::Status
+        } else {
+            AttemptResult::Ok
+        }
     }
 
     fn sample(&self, now: Instant) {
@@ -208,7 +216,9 @@ fn result_of(error: &Error) -> AttemptResult {
         Error::DeadlineExceeded { .. } | Error::ConnectTimeout | Error::DnsTimeout => AttemptResult::Timeout,
         Error::ConnectFailed(_) | Error::DnsFailed(_) => AttemptResult::Connect,
         Error::TlsFailed(_) | Error::CertificateInvalid { .. } => AttemptResult::Tls,
-        Error::UpstreamReset(_) | Error::UpstreamIncomplete(_) | Error::UpstreamInvalid(_) => AttemptResult::Reset,
+        Error::UpstreamReset(_) | Error::UpstreamIncomplete(_) | Error::UpstreamInvalid(_) => {
+            AttemptResult::Reset
+        }
         _ => AttemptResult::Cancelled,
     }
 }

@@ -63,7 +63,12 @@ pub struct Proxy {
 impl Proxy {
     /// Puts the shared parts together. Its name in `Via` gets a random word, so that a request that
     /// comes back is told from one that passed another hedgerow.
-    pub fn new(policy: Arc<ArcSwap<Config>>, registry: Registry, metrics: Arc<Metrics>, log: AccessLog) -> Self {
+    pub fn new(
+        policy: Arc<ArcSwap<Config>>,
+        registry: Registry,
+        metrics: Arc<Metrics>,
+        log: AccessLog,
+    ) -> Self {
         let pseudonym = format!("hedgerow-{:08x}", fastrand::u32(..));
         let identity = HeaderValue::from_str(&format!("1.1 {pseudonym}")).unwrap_or(headers::VIA);
         Self {
@@ -191,6 +196,8 @@ pub struct Intake {
     pub authority: String,
     /// The scheme that the client named.
     pub scheme: Scheme,
+    /// Whether it came through a tunnel.
+    pub is_tunnelled: bool,
     /// The snapshot that serves the whole journey.
     pub config: Arc<Config>,
     /// When it arrived.

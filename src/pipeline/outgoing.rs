@@ -28,8 +28,7 @@ pub struct Outgoing {
     pub gate: Option<Continue>,
 }
 
-/// The request of one attempt of `call` on `lane`. `is_last` gives the spelling of the field names
-/// away instead of copying it.
+/// The request of one attempt of `call` on `lane`.
 ///
 /// # Errors
 /// [`Error::Internal`] when the body has gone with another attempt, or the policy's rewrite makes
@@ -49,7 +48,7 @@ pub fn request(
     *request.extensions_mut() = call.spelling.clone();
 
     let mut headers = HeaderMap::with_capacity(call.headers.len() + OWN_FIELDS);
-    headers.insert(header::HOST, host(lane, call.scheme)?);
+    headers.insert(header::HOST, host(call, lane)?);
     let forwarded = Forwarded::of(&call.headers);
     for (name, value) in forwarded.iter() {
         if name != header::HOST && !(deadline.is_some() && is_deadline_field(name)) {
@@ -59,7 +58,9 @@ pub fn request(
     if has_unknown_length {
         headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    headers.append(header::VIA, via.clone());
+    if !call.is_tunnelled {
+        headers.append(header::VIA, via.clone());
+    }
     if let Some(deadline) = deadline {
         tell_deadline(&mut headers, deadline, lane, now);
     }
@@ -104,8 +105,11 @@ fn body(call: &Call) -> Result<(RequestBody, Option<Continue>), Error> {
     Ok((body, None))
 }
 
-fn host(lane: &Lane, scheme: Scheme) -> Result<HeaderValue, Error> {
-    let scheme = if lane.tls(scheme).is_some() { Scheme::Https } else { Scheme::Http };
+fn host(call: &Call, lane: &Lane) -> Result<HeaderValue, Error> {
+    if let Some(own) = call.headers.get(header::HOST).filter(|_| call.is_tunnelled && !lane.has_endpoint()) {
+        return Ok(own.clone());
+    }
+    let scheme = if lane.tls(call.scheme).is_some() { Scheme::Https } else { Scheme::Http };
     HeaderValue::from_str(lane.dialled().host_field(scheme.default_port()))
         .map_err(|error| Error::Internal(Cause::chain(&error)))
 }

@@ -220,7 +220,9 @@ fn client_body_error(error: &hyper::Error) -> Option<Error> {
             Some(BodyLost::Client(_)) => {
                 return Some(Error::InvalidRequest("the request body broke off or breaks its framing"));
             }
-            Some(BodyLost::NotKept) => return Some(Error::Internal(Cause::from("body not kept for a replay"))),
+            Some(BodyLost::NotKept) => {
+                return Some(Error::Internal(Cause::from("body not kept for a replay")));
+            }
             None => next = source.source(),
         }
     }

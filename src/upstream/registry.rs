@@ -150,12 +150,7 @@ impl Registry {
         Some(self.find_or_make(config, &key, make))
     }
 
-    fn find_or_make(
-        &self,
-        config: &Config,
-        key: &str,
-        make: impl Fn(&Self) -> Upstream,
-    ) -> Arc<Upstream> {
+    fn find_or_make(&self, config: &Config, key: &str, make: impl Fn(&Self) -> Upstream) -> Arc<Upstream> {
         if let Some(known) = self.map.get(key) {
             return known.clone();
         }
@@ -413,6 +408,11 @@ impl Lane {
         }
     }
 
+    /// Whether something else is dialled than the host that was asked for.
+    pub fn has_endpoint(&self) -> bool {
+        self.bound.policy.endpoint.is_some()
+    }
+
     /// What is dialled: the policy's endpoint, or the host itself.
     pub fn dialled(&self) -> &Authority {
         self.bound.policy.endpoint.as_ref().map_or(self.upstream.authority(), |to| &to.authority)
@@ -429,4 +429,3 @@ impl Lane {
         is_https.then_some(&*self.bound.tls)
     }
 }
-

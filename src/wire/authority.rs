@@ -282,7 +282,8 @@ mod tests {
             String::from_utf8(buf.filled()[7..].to_vec()).unwrap()
         };
         assert_eq!(bracketed("GET http://fd77::1/x HTTP/1.1\r\n"), "GET http://[fd77::1]/x HTTP/1.1\r\n");
-        for line in ["GET http://[::1]/ HTTP/1.1", "GET http://a:80/ HTTP/1.1", "GET /a::1/ HTTP/1.1", "::1"] {
+        for line in ["GET http://[::1]/ HTTP/1.1", "GET http://a:80/ HTTP/1.1", "GET /a::1/ HTTP/1.1", "::1"]
+        {
             assert_eq!(bracketed(line), line);
         }
     }

@@ -167,7 +167,9 @@ impl Body for Reader {
     fn is_end_stream(&self) -> bool {
         self.is_done || {
             let kept = self.kept.lock();
-            self.next == kept.passed && kept.trailers.is_none() && !kept.has_failed
+            self.next == kept.passed
+                && kept.trailers.is_none()
+                && !kept.has_failed
                 && kept.source.as_ref().is_none_or(Body::is_end_stream)
         }
     }

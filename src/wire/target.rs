@@ -97,7 +97,7 @@ pub fn path_and_query<'a>(method: &Method, uri: &'a Uri) -> &'a str {
 /// alone is that of the bytes.
 fn is_empty(path: &PathAndQuery) -> bool {
     let hasher = std::hash::BuildHasherDefault::<std::hash::DefaultHasher>::default();
-    hasher.hash_one(path) == hasher.hash_one("")
+    hasher.hash_one(path) == hasher.hash_one([0_u8; 0].as_slice())
 }
 
 /// Whether the absolute form says the same as `host`: then one of them is checked, not both.
