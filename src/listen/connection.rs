@@ -66,23 +66,18 @@ pub async fn serve(socket: ClientSocket, proxy: Arc<Proxy>, tunnel: Option<Autho
     let limits = proxy.snapshot().limits.clone();
     let inbound = Arc::new(Inbound { proxy, tunnel, shared: Shared::new(), takeover: Mutex::default() });
     let mut socket = socket;
-    loop {
+    // Parked until the first byte: a connection that only waits costs its socket.
+    while wait_parked(&socket, &inbound.shared, &limits).await {
         let mut running = Running::start(socket, &inbound, &limits);
         let end = running.run(&inbound.shared, &limits).await;
         let (rest, read_ahead) = running.stop();
         socket = rest;
         socket.unread(read_ahead);
         match end {
-            End::Parked => {
-                if !wait_parked(&socket, &inbound.shared, &limits).await {
-                    return;
-                }
-            }
+            End::Parked => {}
             End::Done(_) if inbound.takeover.lock().is_some() => break,
             End::Done(outcome) => return close(socket, &inbound.shared, outcome.err()).await,
-            End::TimedOut(Phase::Head) => {
-                return last_words(socket, &Error::RequestTimeout).await;
-            }
+            End::TimedOut(Phase::Head) => return last_words(socket, &Error::RequestTimeout).await,
             End::TimedOut(_) => return,
             End::GivenUp => return socket.reset_on_close(),
         }
@@ -99,10 +94,12 @@ pub async fn serve(socket: ClientSocket, proxy: Arc<Proxy>, tunnel: Option<Autho
 
 /// Waits on the bare socket for the next request; false when it is time to close.
 async fn wait_parked(socket: &ClientSocket, shared: &Shared, limits: &Limits) -> bool {
-    let (_, since) = shared.phase();
+    let (phase, since) = shared.phase();
+    let limit = if phase == Phase::Fresh { limits.header_timeout } else { limits.keep_alive };
     tokio::select! {
+        biased;
         readable = socket.readable() => readable.is_ok(),
-        () = sleep_until(since + limits.keep_alive) => false,
+        () = sleep_until(since + limit) => false,
     }
 }
 

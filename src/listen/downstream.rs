@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use crate::call::InterimSink;
 use crate::wire::authority::bracket_ipv6;
 use crate::wire::hop_by_hop::Forwarded;
+use crate::wire::target::asks_whole_server;
 
 /// Interim answers waiting to be written: more than this is dropped.
 const MAX_INTERIM: usize = 64 * 1024;
@@ -52,6 +53,7 @@ pub struct Shared {
     blocked_since_ms: AtomicU64,
     withheld: AtomicU16,
     is_close_delimited: AtomicBool,
+    is_for_server: AtomicBool,
     has_interim: AtomicBool,
     interim: Mutex<Vec<u8>>,
 }
@@ -68,6 +70,7 @@ impl Shared {
             blocked_since_ms: AtomicU64::new(0),
             withheld: AtomicU16::new(0),
             is_close_delimited: AtomicBool::new(false),
+            is_for_server: AtomicBool::new(false),
             has_interim: AtomicBool::new(false),
             interim: Mutex::default(),
         })
@@ -117,6 +120,11 @@ impl Shared {
     /// Whether the client has room for more than it was sent.
     pub fn is_blocked(&self) -> bool {
         self.blocked_since_ms.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the head that has just come asks about the server as a whole; forgotten when told.
+    pub fn take_is_for_server(&self) -> bool {
+        self.is_for_server.swap(false, Ordering::Relaxed)
     }
 
     /// Notes whether the end of the answer is the end of the connection.
@@ -280,6 +288,7 @@ impl AsyncRead for Downstream {
         if is_between && buf.filled().len() > before {
             self.shared.enter(Phase::Head);
             bracket_ipv6(buf, before);
+            self.shared.is_for_server.store(asks_whole_server(&buf.filled()[before..]), Ordering::Relaxed);
         }
         Poll::Ready(Ok(()))
     }

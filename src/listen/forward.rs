@@ -48,8 +48,17 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
             let (head, body) = request.into_parts();
             let interim =
                 (version == Version::HTTP_11).then(|| inbound.shared.clone() as Arc<dyn InterimSink>);
-            let is_tunnelled = inbound.tunnel.is_some();
-            let intake = Intake { head, body, authority, scheme, is_tunnelled, config, arrival, interim };
+            let intake = Intake {
+                head,
+                body,
+                authority,
+                scheme,
+                is_for_server: inbound.shared.take_is_for_server(),
+                is_tunnelled: inbound.tunnel.is_some(),
+                config,
+                arrival,
+                interim,
+            };
             journey(&inbound.proxy, intake, ledger).await
         }
     };

@@ -196,6 +196,8 @@ pub struct Intake {
     pub authority: String,
     /// The scheme that the client named.
     pub scheme: Scheme,
+    /// Whether it asks about the server as a whole: `OPTIONS *`.
+    pub is_for_server: bool,
     /// Whether it came through a tunnel.
     pub is_tunnelled: bool,
     /// The snapshot that serves the whole journey.

@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::upstream::registry::{Lane, Upstream};
 use crate::wire::hop_by_hop;
 use crate::wire::replay::Replay;
-use crate::wire::target;
 
 /// The upstream, and the path and query to ask it for.
 ///
@@ -23,10 +22,10 @@ pub fn find(proxy: &Proxy, intake: &Intake) -> Result<(Arc<Upstream>, PathAndQue
         .registry()
         .by_authority(&intake.config, &intake.authority, intake.scheme)
         .map_err(Error::InvalidRequest)?;
-    let uri = &intake.head.uri;
-    let target = match target::path_and_query(&intake.head.method, uri) {
-        "*" => PathAndQuery::from_static("*"),
-        _ => uri.path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/")),
+    let target = match intake.head.uri.path_and_query() {
+        _ if intake.is_for_server => PathAndQuery::from_static("*"),
+        Some(target) => target.clone(),
+        None => PathAndQuery::from_static("/"),
     };
     Ok((upstream, target))
 }

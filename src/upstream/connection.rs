@@ -23,8 +23,9 @@ use super::socket::{Socket, Traffic};
 use crate::error::{Cause, Error};
 use crate::wire::body::RequestBody;
 
-/// A response head larger than this is `upstream_invalid`; also the most that one read takes in.
-const MAX_RESPONSE_HEAD: usize = 256 * 1024;
+/// A response head larger than this is `upstream_invalid`; also the most that lies between an upstream
+/// and a client that does not read.
+const MAX_RESPONSE_HEAD: usize = 64 * 1024;
 /// Fields of a response head.
 const MAX_RESPONSE_FIELDS: usize = 200;
 

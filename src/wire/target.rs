@@ -1,10 +1,7 @@
 //! Where a request wants to go: the four forms of a request target (RFC 9112 section 3.2).
 
-use std::hash::BuildHasher;
-
 use http::header::{self, HeaderMap};
-use http::uri::PathAndQuery;
-use http::{Method, Uri, Version};
+use http::{Uri, Version};
 
 use super::authority::Authority;
 
@@ -83,21 +80,14 @@ pub fn read_connect(uri: &Uri) -> Result<Authority, &'static str> {
     Authority::parse(authority.as_str(), None)
 }
 
-/// The path and query as they go upstream: byte for byte, `/` for an empty path, and `*` for an
-/// OPTIONS whose target has neither (RFC 9112 section 3.2.4).
-pub fn path_and_query<'a>(method: &Method, uri: &'a Uri) -> &'a str {
-    match uri.path_and_query() {
-        Some(path) if *method == Method::OPTIONS && is_empty(path) => "*",
-        Some(path) => path.as_str(),
-        None => "/",
-    }
-}
-
-/// Whether nothing at all was written. Comparisons and `as_str` show an empty path as `/`; its hash
-/// alone is that of the bytes.
-fn is_empty(path: &PathAndQuery) -> bool {
-    let hasher = std::hash::BuildHasherDefault::<std::hash::DefaultHasher>::default();
-    hasher.hash_one(path) == hasher.hash_one([0_u8; 0].as_slice())
+/// Whether a request line asks about the server as a whole: OPTIONS with neither path nor query in
+/// its absolute form, which goes on as `OPTIONS *` (RFC 9112 section 3.2.4). The parsed target no
+/// longer tells that from `/`, so the bytes are looked at.
+pub fn asks_whole_server(line: &[u8]) -> bool {
+    let Some(target) = line.strip_prefix(b"OPTIONS http") else { return false };
+    let target = target.split(|b| *b == b' ').next().unwrap_or_default();
+    let authority = target.strip_prefix(b"s").unwrap_or(target).strip_prefix(b"://");
+    authority.is_some_and(|rest| !rest.iter().any(|b| matches!(b, b'/' | b'?')))
 }
 
 /// Whether the absolute form says the same as `host`: then one of them is checked, not both.
@@ -147,14 +137,17 @@ mod tests {
     }
 
     #[test]
-    fn paths_go_on_byte_for_byte() {
-        let path = |method: Method, uri: &str| path_and_query(&method, &uri.parse().unwrap()).to_owned();
-        assert_eq!(path(Method::GET, "http://a"), "/");
-        assert_eq!(path(Method::GET, "http://a?q=1"), "/?q=1");
-        assert_eq!(path(Method::GET, "http://a/%7e/../x//y?a=%2F"), "/%7e/../x//y?a=%2F");
-        assert_eq!(path(Method::GET, "http://a/x#frag"), "/x");
-        assert_eq!(path(Method::OPTIONS, "http://a"), "*");
-        assert_eq!(path(Method::OPTIONS, "http://a/"), "/");
+    fn only_options_without_any_path_asks_about_the_whole_server() {
+        assert!(asks_whole_server(b"OPTIONS http://a.example HTTP/1.1\r\nHost: a.example"));
+        assert!(asks_whole_server(b"OPTIONS https://a.example:443 HTTP/1.1"));
+        for line in [
+            "OPTIONS http://a/ HTTP/1.1",
+            "OPTIONS http://a?q HTTP/1.1",
+            "GET http://a HTTP/1.1",
+            "OPTIONS *",
+        ] {
+            assert!(!asks_whole_server(line.as_bytes()), "{line}");
+        }
     }
 
     #[test]
