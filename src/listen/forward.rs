@@ -36,7 +36,8 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
         Err(error) => Arrived::Answer(answer::refuse(error, ledger, None)),
         Ok(Checked::Own(status)) => Arrived::Answer(own(&request, status, ledger)),
         Ok(Checked::Tunnel(authority)) => {
-            match connect::open(inbound, config, request.headers(), authority, arrival, ledger).await {
+            let opening = connect::open(inbound, config, request.headers(), authority, arrival, ledger);
+            match Box::pin(opening).await {
                 Ok(opened) => {
                     *inbound.takeover.lock() = Some(Takeover::Tunnel(Box::new(opened)));
                     return Response::new(AnswerBody::empty());
