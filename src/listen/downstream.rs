@@ -191,13 +191,13 @@ impl ClientSocket {
         Self { stream, ahead: Bytes::new() }
     }
 
-    /// Puts back what was read too early.
+    /// Puts back what was read too early. Bytes of no length are dropped, as they can hold the whole
+    /// buffer that they were read into.
     pub fn unread(&mut self, bytes: Bytes) {
-        if self.ahead.is_empty() {
-            self.ahead = bytes;
-        } else if !bytes.is_empty() {
-            self.ahead = [&bytes[..], &self.ahead[..]].concat().into();
+        if bytes.is_empty() {
+            return;
         }
+        self.ahead = if self.ahead.is_empty() { bytes } else { [&bytes[..], &self.ahead[..]].concat().into() };
     }
 
     /// Resolves when there is something to read, the end included.
