@@ -11,6 +11,8 @@ mod agent;
 mod table;
 mod tools;
 
+use std::error::Error;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -56,10 +58,19 @@ pub fn run() -> Result<(), String> {
     let outcome = runtime.block_on(story(&mut io::stdout()));
     // The hung tool never ends by itself.
     runtime.shutdown_background();
-    outcome
+    match outcome {
+        Ok(()) => Ok(()),
+        // A reader that has gone, as `head` does, has had enough: no failure.
+        Err(error) if is_reader_gone(error.as_ref()) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
-async fn story(out: &mut impl Write) -> Result<(), String> {
+fn is_reader_gone(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+async fn story(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let tools = Tools::start().await.map_err(|error| format!("cannot start the tools: {error}"))?;
     let hedgerow = start_hedgerow().await?;
     tell(out, format_args!("{}\n", introduction()))?;
@@ -75,7 +86,8 @@ async fn story(out: &mut impl Write) -> Result<(), String> {
     let paint = Paint { is_on: io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() };
     tell(out, format_args!("\n{}", table::summary(&rows)))?;
     let (plain, hedged) = (&rows[1].questions, &rows[3].questions);
-    tell(out, format_args!("\n{}{CONCLUSION}", table::bars(tools.names(), plain, hedged, paint)))
+    tell(out, format_args!("\n{}{CONCLUSION}", table::bars(tools.names(), plain, hedged, paint)))?;
+    Ok(())
 }
 
 async fn start_hedgerow() -> Result<Running, String> {
@@ -84,7 +96,7 @@ async fn start_hedgerow() -> Result<Running, String> {
 }
 
 /// Asks all questions one way. The tools begin their sequence of latencies anew for it.
-async fn measure(out: &mut impl Write, tools: &Tools, name: &'static str, way: Way) -> Result<Row, String> {
+async fn measure(out: &mut impl Write, tools: &Tools, name: &'static str, way: Way) -> io::Result<Row> {
     tell(out, format_args!("asking: {name} ...\n"))?;
     tools.start_over();
     let questions: Vec<Question> = agent::ask_all(tools, way, QUESTIONS, USERS).await;
@@ -109,9 +121,10 @@ fn introduction() -> String {
     )
 }
 
-/// Prints at once. A reader that has left, such as `head`, ends the demo.
-fn tell(out: &mut impl Write, text: std::fmt::Arguments<'_>) -> Result<(), String> {
-    out.write_fmt(text).and_then(|()| out.flush()).map_err(|error| format!("cannot print: {error}"))
+/// Prints at once.
+fn tell(out: &mut impl Write, text: fmt::Arguments<'_>) -> io::Result<()> {
+    out.write_fmt(text)?;
+    out.flush()
 }
 
 #[cfg(test)]
