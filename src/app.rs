@@ -15,7 +15,7 @@ use tokio::time::{Instant, interval, sleep_until, timeout_at};
 
 use crate::admin;
 use crate::config::watch::{ReloadResult, Watch};
-use crate::config::{self, Problems};
+use crate::config::{self, Config, Problems};
 use crate::listen::accept::{self, Door};
 use crate::pipeline::Proxy;
 use crate::telemetry::log::AccessLog;
@@ -64,16 +64,26 @@ pub struct Running {
 /// # Errors
 /// What keeps it from starting; nothing is left running then.
 pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
-    let metrics = Arc::new(Metrics::new());
-    let reloads = Reloads { metrics: metrics.clone(), proxy: Arc::default() };
-    let watch = path
-        .map(|path| Watch::start(path, reloads.clone().hook()))
-        .transpose()
-        .map_err(StartError::Policy)?;
-    let policy = match &watch {
-        Some(watch) => watch.policy().clone(),
-        None => Arc::new(ArcSwap::from_pointee(config::embedded())),
-    };
+    let Some(path) = path else { return start_with(config::embedded()).await };
+    let reloads = Reloads::new();
+    let watch = Watch::start(path, reloads.clone().hook()).map_err(StartError::Policy)?;
+    serve(watch.policy().clone(), Some(Arc::new(watch)), reloads).await
+}
+
+/// Starts the proxy on a policy that stays as it is.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_with(config: Config) -> Result<Running, StartError> {
+    serve(Arc::new(ArcSwap::from_pointee(config)), None, Reloads::new()).await
+}
+
+async fn serve(
+    policy: Arc<ArcSwap<Config>>,
+    watch: Option<Arc<Watch>>,
+    reloads: Reloads,
+) -> Result<Running, StartError> {
+    let metrics = reloads.metrics.clone();
     let config = policy.load_full();
 
     let proxy_port = bind("proxy", config.listen.proxy).await?;
@@ -90,7 +100,6 @@ pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
 
     let places = Arc::new(Semaphore::new(config.limits.connections));
     let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places: places.clone() };
-    let watch = watch.map(Arc::new);
     let view = admin::View { proxy: proxy.clone(), places, started: SystemTime::now(), watch: watch.clone() };
     let tasks = vec![
         tokio::spawn(accept::run(door, proxy.clone())),
@@ -110,6 +119,10 @@ struct Reloads {
 }
 
 impl Reloads {
+    fn new() -> Self {
+        Self { metrics: Arc::new(Metrics::new()), proxy: Arc::default() }
+    }
+
     fn hook(self) -> impl Fn(ReloadResult) + Send + 'static {
         move |result| {
             self.metrics.reload(match result {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -63,7 +64,8 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         tracing::debug!(%peer, "connection from outside listen.clients closed");
         return;
     }
-    if proxy.registry().dialer().own_sockets().holds(&peer) {
+    let own_sockets = proxy.registry().dialer().own_sockets();
+    if original_destination(&stream).is_some_and(|meant| own_sockets.holds(peer, meant)) {
         tracing::error!(%peer, "loop: a connection of our own was redirected back to us; closed");
         return;
     }
@@ -76,6 +78,17 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         connection::serve(ClientSocket::new(stream), proxy, None).await;
         drop(place);
     });
+}
+
+/// Where the client meant to go; another place than this port when a redirect rule sent it here. `None`
+/// where the kernel tracks no connections, so that there is no such rule.
+fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
+    let socket = SockRef::from(stream);
+    let meant = match stream.local_addr().ok()? {
+        SocketAddr::V4(_) => socket.original_dst_v4(),
+        SocketAddr::V6(_) => socket.original_dst_v6(),
+    };
+    meant.ok()?.as_socket()
 }
 
 fn may_connect(peer: IpAddr, clients: &[IpNet]) -> bool {

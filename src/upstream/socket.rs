@@ -16,37 +16,41 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// Our own ends of all connections that are open to upstreams. A client that connects from one of
-/// them is ourselves, sent back by a redirect rule.
+/// All connections that are open to upstreams, by both of their ends: ours and the other. A client whose
+/// connection is one of them is ourselves, sent back by a redirect rule.
+///
+/// Our end alone would not tell: the kernel gives one local port to several connections at once as long
+/// as they lead to different places. So an agent on this machine may well connect from the address of a
+/// socket of ours.
 #[derive(Debug, Default)]
-pub struct OwnSockets(DashSet<SocketAddr>);
+pub struct OwnSockets(DashSet<(SocketAddr, SocketAddr)>);
 
 impl OwnSockets {
-    /// Whether `peer` is one of our own sockets.
-    pub fn holds(&self, peer: &SocketAddr) -> bool {
-        self.0.contains(peer)
+    /// Whether the connection that was made from `near` to `far` is one of ours.
+    pub fn holds(&self, near: SocketAddr, far: SocketAddr) -> bool {
+        self.0.contains(&(near, far))
     }
 
-    /// Remembers the near end of `stream` until the mark is dropped.
+    /// Remembers `stream` until the mark is dropped.
     pub fn mark(self: &Arc<Self>, stream: &TcpStream) -> OwnMark {
-        let local = stream.local_addr().ok();
-        if let Some(local) = local {
-            self.0.insert(local);
+        let ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
+        if let Some(ends) = ends {
+            self.0.insert(ends);
         }
-        OwnMark { sockets: self.clone(), local }
+        OwnMark { sockets: self.clone(), ends }
     }
 }
 
-/// Keeps one address in [`OwnSockets`].
+/// Keeps one connection in [`OwnSockets`].
 pub struct OwnMark {
     sockets: Arc<OwnSockets>,
-    local: Option<SocketAddr>,
+    ends: Option<(SocketAddr, SocketAddr)>,
 }
 
 impl Drop for OwnMark {
     fn drop(&mut self) {
-        if let Some(local) = self.local {
-            self.sockets.0.remove(&local);
+        if let Some(ends) = self.ends {
+            self.sockets.0.remove(&ends);
         }
     }
 }
@@ -178,5 +182,27 @@ impl AsyncWrite for Socket {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_is_ours_by_both_of_its_ends_and_while_it_is_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (near, far) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let elsewhere = SocketAddr::new(far.ip(), 1);
+
+        let sockets = Arc::new(OwnSockets::default());
+        let mark = sockets.mark(&stream);
+        assert!(sockets.holds(near, far));
+        assert!(!sockets.holds(near, elsewhere), "an agent that shares our port was taken for us");
+        drop(mark);
+        assert!(!sockets.holds(near, far));
     }
 }

@@ -8,6 +8,8 @@
     reason = "a test binary exports nothing; `pub` marks what the support offers to the suites"
 )]
 
+mod demo;
+
 // Suites come one by one; each part of the support is written once and used by several of them.
 #[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
 mod support;
