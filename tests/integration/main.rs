@@ -11,4 +11,7 @@
 // Suites come one by one; each part of the support is written once and used by several of them.
 #[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
 mod support;
+
+mod cli;
+
 mod support_itself;
