@@ -89,9 +89,9 @@ pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
     let _ = reloads.proxy.set(Arc::downgrade(&proxy));
 
     let places = Arc::new(Semaphore::new(config.limits.connections));
-    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places: places.clone() };
+    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places };
     let watch = watch.map(Arc::new);
-    let view = admin::View { proxy: proxy.clone(), places, started: SystemTime::now(), watch: watch.clone() };
+    let view = admin::View { proxy: proxy.clone(), started: SystemTime::now(), watch: watch.clone() };
     let tasks = vec![
         tokio::spawn(accept::run(door, proxy.clone())),
         tokio::spawn(admin::run(admin_port, view)),

@@ -12,6 +12,8 @@
 #[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
 mod support;
 
+mod admin;
 mod cli;
 
+mod metrics;
 mod support_itself;
