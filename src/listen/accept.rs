@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -64,7 +65,7 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         tracing::debug!(%peer, "connection from outside listen.clients closed");
         return;
     }
-    if proxy.registry().dialer().own_sockets().holds(&peer) {
+    if proxy.registry().dialer().own_sockets().holds(&peer) && is_redirected(&stream) {
         tracing::error!(%peer, "loop: a connection of our own was redirected back to us; closed");
         return;
     }
@@ -78,6 +79,17 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         connection::serve(ClientSocket::new(stream), proxy, None).await;
         drop(held);
     });
+}
+
+/// Whether a redirect rule has sent the connection here. The peer's address alone does not make a loop:
+/// the kernel gives one port to several connections that lead to different places, so a client on
+/// loopback can have the port of one of our own sockets.
+fn is_redirected(stream: &TcpStream) -> bool {
+    let Ok(arrived_at) = stream.local_addr() else { return false };
+    let socket = SockRef::from(stream);
+    let meant = if arrived_at.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
+    // An error says that the kernel tracks no such connection, so it has redirected none.
+    meant.ok().and_then(|meant| meant.as_socket()).is_some_and(|meant| meant != arrived_at)
 }
 
 fn may_connect(peer: IpAddr, clients: &[IpNet]) -> bool {

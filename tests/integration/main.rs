@@ -12,6 +12,7 @@
 #[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
 mod support;
 
+mod accept;
 mod admin;
 mod cli;
 
