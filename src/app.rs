@@ -26,6 +26,9 @@ use crate::upstream::registry::Registry;
 /// How often long unused state is looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
+/// For the calls that the process ends to be told so.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// Why the process cannot start.
 #[derive(Debug, Error)]
 pub enum StartError {
@@ -142,12 +145,7 @@ impl Running {
         tracing::info!(in_flight = self.proxy.in_flight(), "draining");
         let end = Instant::now() + drain.max;
         while Instant::now() < end {
-            if self.proxy.in_flight() > 0 {
-                // What ends between the look and the wait is seen at the next look.
-                let look_again = Instant::now() + Duration::from_millis(50);
-                let _ = timeout_at(look_again.min(end), self.proxy.became_idle()).await;
-                continue;
-            }
+            self.idle_before(end).await;
             let seen = self.proxy.served();
             sleep_until((Instant::now() + drain.quiet).min(end)).await;
             if self.proxy.in_flight() == 0 && self.proxy.served() == seen {
@@ -155,6 +153,17 @@ impl Running {
             }
         }
         tracing::info!(in_flight = self.proxy.in_flight(), "leaving");
+        self.proxy.end_calls();
+        self.idle_before(Instant::now() + LAST_WORDS).await;
+    }
+
+    /// Waits until nothing is in flight, at the latest until `end`.
+    async fn idle_before(&self, end: Instant) {
+        while self.proxy.in_flight() > 0 && Instant::now() < end {
+            // What ends between the look and the wait is seen at the next look.
+            let look_again = Instant::now() + Duration::from_millis(50);
+            let _ = timeout_at(look_again.min(end), self.proxy.became_idle()).await;
+        }
     }
 }
 

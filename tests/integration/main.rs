@@ -16,5 +16,6 @@ mod accept;
 mod admin;
 mod cli;
 
+mod drain;
 mod metrics;
 mod support_itself;
