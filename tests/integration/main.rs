@@ -13,9 +13,13 @@
 mod support;
 
 mod accept;
+mod access_log;
 mod admin;
 mod cli;
 
 mod drain;
+mod garbage;
 mod metrics;
+mod reload;
+mod start;
 mod support_itself;
