@@ -16,6 +16,7 @@ mod accept;
 mod access_log;
 mod admin;
 mod cli;
+mod docs;
 
 mod drain;
 mod garbage;
