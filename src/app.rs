@@ -26,6 +26,9 @@ use crate::upstream::registry::Registry;
 /// How often long unused state is looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
+/// For the calls that the process ends to be told so.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// Why the process cannot start.
 #[derive(Debug, Error)]
 pub enum StartError {
@@ -99,8 +102,8 @@ async fn serve(
     let _ = reloads.proxy.set(Arc::downgrade(&proxy));
 
     let places = Arc::new(Semaphore::new(config.limits.connections));
-    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places: places.clone() };
-    let view = admin::View { proxy: proxy.clone(), places, started: SystemTime::now(), watch: watch.clone() };
+    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places };
+    let view = admin::View { proxy: proxy.clone(), started: SystemTime::now(), watch: watch.clone() };
     let tasks = vec![
         tokio::spawn(accept::run(door, proxy.clone())),
         tokio::spawn(admin::run(admin_port, view)),
@@ -155,12 +158,7 @@ impl Running {
         tracing::info!(in_flight = self.proxy.in_flight(), "draining");
         let end = Instant::now() + drain.max;
         while Instant::now() < end {
-            if self.proxy.in_flight() > 0 {
-                // What ends between the look and the wait is seen at the next look.
-                let look_again = Instant::now() + Duration::from_millis(50);
-                let _ = timeout_at(look_again.min(end), self.proxy.became_idle()).await;
-                continue;
-            }
+            self.idle_before(end).await;
             let seen = self.proxy.served();
             sleep_until((Instant::now() + drain.quiet).min(end)).await;
             if self.proxy.in_flight() == 0 && self.proxy.served() == seen {
@@ -168,6 +166,17 @@ impl Running {
             }
         }
         tracing::info!(in_flight = self.proxy.in_flight(), "leaving");
+        self.proxy.end_calls();
+        self.idle_before(Instant::now() + LAST_WORDS).await;
+    }
+
+    /// Waits until nothing is in flight, at the latest until `end`.
+    async fn idle_before(&self, end: Instant) {
+        while self.proxy.in_flight() > 0 && Instant::now() < end {
+            // What ends between the look and the wait is seen at the next look.
+            let look_again = Instant::now() + Duration::from_millis(50);
+            let _ = timeout_at(look_again.min(end), self.proxy.became_idle()).await;
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::connection;
 use super::downstream::ClientSocket;
 use crate::pipeline::Proxy;
+use crate::telemetry::metrics::Listener;
 
 /// The first pause after an accept that failed for want of something; it doubles up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -75,8 +76,9 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
     }
     let proxy = proxy.clone();
     tokio::spawn(async move {
+        let held = (place, proxy.metrics().connection(Listener::Proxy));
         connection::serve(ClientSocket::new(stream), proxy, None).await;
-        drop(place);
+        drop(held);
     });
 }
 

@@ -72,7 +72,7 @@ pub async fn serve(socket: ClientSocket, proxy: Arc<Proxy>, tunnel: Option<Autho
     // Parked until the first byte: a connection that only waits costs its socket.
     while wait_parked(&socket, &inbound.shared, &limits).await {
         let mut running = Running::start(socket, &inbound, &limits);
-        let end = running.run(&inbound.shared, &limits).await;
+        let end = running.run(&inbound, &limits).await;
         let (rest, read_ahead) = running.stop();
         socket = rest;
         socket.unread(read_ahead);
@@ -189,9 +189,15 @@ impl Running {
         Self { http: Box::new(builder.serve_connection(io, Requests(inbound.clone()))) }
     }
 
-    async fn run(&mut self, shared: &Shared, limits: &Limits) -> End {
+    async fn run(&mut self, Inbound { proxy, shared, .. }: &Inbound, limits: &Limits) -> End {
         let mut timer = pin!(sleep_until(Instant::now() + PARK_AFTER));
+        let mut ending = pin!(proxy.ending());
+        let mut is_told = false;
         poll_fn(|cx| {
+            // Once is enough to be woken, and what runs here looks for itself then.
+            if !std::mem::replace(&mut is_told, true) {
+                let _ = ending.as_mut().poll(cx);
+            }
             if let Poll::Ready(outcome) = self.http.poll_without_shutdown(cx) {
                 return Poll::Ready(End::Done(outcome));
             }

@@ -197,7 +197,8 @@ impl ClientSocket {
         if bytes.is_empty() {
             return;
         }
-        self.ahead = if self.ahead.is_empty() { bytes } else { [&bytes[..], &self.ahead[..]].concat().into() };
+        self.ahead =
+            if self.ahead.is_empty() { bytes } else { [&bytes[..], &self.ahead[..]].concat().into() };
     }
 
     /// Resolves when there is something to read, the end included.

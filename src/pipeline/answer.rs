@@ -212,6 +212,9 @@ impl Streaming {
                 self.judge.fail(&error, Instant::now());
                 Poll::Ready(Some(Err(self.cut(error))))
             }
+            Poll::Pending if self.ledger.proxy().is_ending() => {
+                Poll::Ready(Some(Err(self.cut(Error::ShuttingDown))))
+            }
             Poll::Pending => self.poll_timer(cx).map(|error| {
                 self.judge.expire(Instant::now());
                 Some(Err(self.cut(error)))

@@ -73,6 +73,11 @@ impl Ledger {
         &self.progress
     }
 
+    /// The process.
+    pub fn proxy(&self) -> &Arc<Proxy> {
+        &self.proxy
+    }
+
     /// The policy name of the upstream, once it is known.
     pub fn upstream(&self) -> Option<&str> {
         self.lane.as_ref().map(|lane| &*lane.policy().name)

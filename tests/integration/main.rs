@@ -13,4 +13,16 @@ mod demo;
 // Suites come one by one; each part of the support is written once and used by several of them.
 #[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
 mod support;
+
+mod accept;
+mod access_log;
+mod admin;
+mod cli;
+mod docs;
+
+mod drain;
+mod garbage;
+mod metrics;
+mod reload;
+mod start;
 mod support_itself;

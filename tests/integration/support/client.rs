@@ -227,6 +227,14 @@ impl Agent {
         self.stream.shutdown().await.expect("an open connection can be half closed");
     }
 
+    /// FIN where the other side still takes one, and then whatever comes until its end, FIN or RST.
+    pub async fn all_that_comes(mut self) -> Vec<u8> {
+        let _ = self.stream.shutdown().await;
+        let mut bytes = Vec::new();
+        let _ = soon(self.stream.read_to_end(&mut bytes)).await;
+        bytes
+    }
+
     /// RST. Dropping the agent sends FIN (RST when bytes are unread).
     pub fn reset(self) {
         self.stream.into_inner().reset();

@@ -449,7 +449,8 @@ impl PolicyFile {
         }
     }
 
-    fn text(&self, policy: &str) -> String {
+    /// What stands in the file for this policy: `listen` in front.
+    pub fn text(&self, policy: &str) -> String {
         // `{}` is a policy of its own and cannot stand behind `listen`.
         let policy = dedent(policy);
         let policy = if policy.trim() == "{}" { "" } else { &policy };
