@@ -29,7 +29,9 @@ use crate::call::RequestId;
 use crate::config::Limits;
 use crate::error::Error;
 use crate::pipeline::Proxy;
-use crate::pipeline::answer::{AnswerBody, Upgraded};
+use crate::pipeline::answer::{self, AnswerBody, Upgraded};
+use crate::pipeline::ledger::Ledger;
+use crate::policy::deadline::Arrival;
 use crate::respond;
 use crate::wire::authority::Authority;
 
@@ -79,8 +81,10 @@ pub async fn serve(socket: ClientSocket, proxy: Arc<Proxy>, tunnel: Option<Autho
         match end {
             End::Parked => {}
             End::Done(_) if inbound.takeover.lock().is_some() => break,
-            End::Done(outcome) => return close(socket, &inbound.shared, outcome.err()).await,
-            End::TimedOut(Phase::Head) => return last_words(socket, &Error::RequestTimeout).await,
+            End::Done(outcome) => return close(socket, &inbound, outcome.err()).await,
+            End::TimedOut(Phase::Head) => {
+                return last_words(socket, &inbound.proxy, Error::RequestTimeout).await;
+            }
             End::TimedOut(_) => return,
             End::GivenUp => return socket.reset_on_close(),
         }
@@ -107,11 +111,12 @@ async fn wait_parked(socket: &ClientSocket, shared: &Shared, limits: &Limits) ->
 }
 
 /// Ends a connection that the library is done with, after an answer of ours when its head was bad.
-async fn close(socket: ClientSocket, shared: &Shared, error: Option<hyper::Error>) {
+async fn close(socket: ClientSocket, inbound: &Inbound, error: Option<hyper::Error>) {
+    let shared = &inbound.shared;
     let (phase, _) = shared.phase();
     match error {
         Some(error) if phase == Phase::Head => match bad_head(&error, shared) {
-            Some(error) => last_words(socket, &error).await,
+            Some(error) => last_words(socket, &inbound.proxy, error).await,
             None => drop(socket),
         },
         Some(error) if error.is_user() && shared.is_close_delimited() => socket.reset_on_close(),
@@ -134,13 +139,9 @@ fn bad_head(error: &hyper::Error, shared: &Shared) -> Option<Error> {
 }
 
 /// Answers outside the library, and closes.
-async fn last_words(mut socket: ClientSocket, error: &Error) {
-    let id = RequestId::Ours(fastrand::u64(..));
-    let context =
-        respond::error::Context { upstream: None, request_id: &id, now: Instant::now(), deadline: None };
-    let response = respond::error::response(error, context);
-    tracing::debug!(request_id = %id, error = error.word(), "request head refused");
-    let bytes = respond::error::on_the_wire(&response);
+async fn last_words(mut socket: ClientSocket, proxy: &Arc<Proxy>, error: Error) {
+    let ledger = Ledger::open(proxy, Arrival::now(), RequestId::Ours(fastrand::u64(..)), None);
+    let bytes = respond::error::on_the_wire(&answer::refusal(error, ledger, None));
     if timeout(LINGER, socket.write_all(&bytes)).await.is_ok() {
         linger(socket).await;
     }

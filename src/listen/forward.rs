@@ -28,7 +28,7 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
     let arrival = Arrival::now();
     let config = inbound.proxy.snapshot();
     let id = RequestId::of(request.headers());
-    let ledger = Ledger::open(&inbound.proxy, arrival, id, request.method().clone());
+    let ledger = Ledger::open(&inbound.proxy, arrival, id, Some(request.method().clone()));
     let version = request.version();
     let is_connect = request.method() == Method::CONNECT;
 
@@ -67,7 +67,7 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
         Arrived::Answer(answer) => finish(inbound, answer, version, is_connect),
         Arrived::Upgraded(mut upgraded) => {
             let response = std::mem::replace(&mut upgraded.response, Response::new(AnswerBody::empty()));
-            *inbound.takeover.lock() = Some(Takeover::Upgraded(Box::new(upgraded)));
+            *inbound.takeover.lock() = Some(Takeover::Upgraded(upgraded));
             response
         }
     }

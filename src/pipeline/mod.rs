@@ -216,7 +216,7 @@ pub enum Arrived {
     /// An answer.
     Answer(Answer),
     /// The connection changes its protocol, and is the client's and the upstream's from now on.
-    Upgraded(Upgraded),
+    Upgraded(Box<Upgraded>),
 }
 
 /// A request as a listener hands it on: readable, and for some upstream.
@@ -268,7 +268,9 @@ pub async fn journey(proxy: &Proxy, intake: Intake, mut ledger: Ledger) -> Arriv
 
     // 4. Answer: the head at once, the body as it comes.
     match travelled {
-        Ok((_, _, outcome)) if is_upgrade(&outcome) => Arrived::Upgraded(answer::upgrade(outcome, ledger)),
+        Ok((_, _, outcome)) if is_upgrade(&outcome) => {
+            Arrived::Upgraded(Box::new(answer::upgrade(outcome, ledger)))
+        }
         Ok((call, deadline, outcome)) => {
             Arrived::Answer(answer::deliver(&call, deadline.as_ref(), outcome, ledger))
         }
