@@ -37,9 +37,9 @@ fn has_one_end(headers: &HeaderMap) -> bool {
     let (codings, lengths) = (all("transfer-encoding"), all("content-length"));
     match (codings.as_slice(), lengths.as_slice()) {
         ([], []) => true,
-        ([coding], []) => coding.to_ascii_lowercase() == b"chunked",
+        ([coding], []) => coding.eq_ignore_ascii_case(b"chunked"),
         ([], [first, rest @ ..]) => {
-            let is_number = !first.is_empty() && first.iter().all(|b| (b'0'..=b'9').contains(b));
+            let is_number = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
             is_number && rest.iter().all(|length| length == first)
         }
         _ => false,
