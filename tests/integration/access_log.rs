@@ -7,7 +7,7 @@ use crate::support::hedgerow::HedgerowProcess;
 use crate::support::upstream::{Reply, Upstream};
 
 fn keys(line: &Value) -> Vec<&str> {
-    line.as_object().unwrap().keys().map(String::as_str).collect()
+    line.as_object().expect("a line is an object").keys().map(String::as_str).collect()
 }
 
 fn at(path: &str) -> impl Fn(&Value) -> bool {
@@ -114,6 +114,7 @@ async fn c119_a_client_that_leaves_in_mid_body_has_an_outcome_of_its_own() {
     exchange.start_chunks(200, &[]).await;
     exchange.chunk("first").await;
     agent.read_head().await;
+    assert_eq!(agent.read_chunk().await.as_deref(), Some(&b"first"[..]));
     drop(agent);
     exchange.gone().await;
     let line = hedgerow.access_log(at("/long")).await;

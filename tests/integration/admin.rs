@@ -59,13 +59,13 @@ fn families(text: &str) -> BTreeMap<String, (String, String, Vec<Vec<String>>)> 
     let mut families: BTreeMap<String, (String, String, Vec<Vec<String>>)> = BTreeMap::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            let (name, help) = rest.split_once(' ').unwrap();
+            let (name, help) = rest.split_once(' ').expect("a name and its help");
             families.entry(name.to_owned()).or_default().1 = help.to_owned();
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').unwrap();
+            let (name, kind) = rest.split_once(' ').expect("a name and its type");
             families.entry(name.to_owned()).or_default().0 = kind.to_owned();
         } else {
-            let series = line.split(' ').next().unwrap();
+            let series = line.split(' ').next().expect("a line has a first word");
             let (name, labels) = series.split_once('{').unwrap_or((series, ""));
             let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
             let base = base.filter(|base| families.get(*base).is_some_and(|family| family.0 == "histogram"));

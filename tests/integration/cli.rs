@@ -13,8 +13,8 @@ use crate::support::command::{Finished, finished, hedgerow, hedgerow_with};
 use crate::support::hedgerow::HedgerowProcess;
 
 fn folder_with(policy: &str) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("policy.yaml"), policy).unwrap();
+    let folder = TempDir::new().expect("a temporary folder");
+    fs::write(folder.path().join("policy.yaml"), policy).expect("a file can be written");
     folder
 }
 

@@ -26,7 +26,7 @@ fn blocks(mark: &str) -> Vec<&'static str> {
     // What stands before the first fence, then by turns a block and what stands between two.
     parts.next();
     while let Some(block) = parts.next() {
-        let (found_mark, content) = block.split_once('\n').unwrap();
+        let (found_mark, content) = block.split_once('\n').expect("a block has a first line");
         if found_mark == mark {
             found.push(content);
         }
@@ -51,7 +51,7 @@ fn first_column(text: &'static str, head: &str) -> Vec<&'static str> {
     for line in text.lines() {
         is_inside = line.starts_with(&format!("| {head} |")) || is_inside && line.starts_with('|');
         if is_inside && line.starts_with("| `") {
-            cells.push(line[3..].split('`').next().unwrap());
+            cells.push(line[3..].split('`').next().expect("a quoted cell"));
         }
     }
     cells

@@ -318,7 +318,6 @@ async fn a_hundred_reloads_at_full_speed_lose_no_call_and_leak_nothing() {
     for n in 1..=130 {
         hedgerow.policy.replace(&version(n));
         hedgerow.signal(Signal::HUP);
-        hedgerow.until_status(|status| status["upstreams"]["u"].is_object() && applied(status)).await;
         hedgerow
             .until_metrics(|m| m.value("hedgerow_config_reloads_total", &[("result", "applied")]) == n as f64)
             .await;

@@ -10,8 +10,8 @@ use crate::support::hedgerow::HedgerowProcess;
 
 /// Starts on a file with this content.
 async fn start_on(content: impl AsRef<[u8]>) -> Finished {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("policy.yaml"), content).unwrap();
+    let folder = TempDir::new().expect("a temporary folder");
+    fs::write(folder.path().join("policy.yaml"), content).expect("a file can be written");
     hedgerow(folder.path(), &["run", "--config", "policy.yaml"]).await
 }
 
