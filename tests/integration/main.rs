@@ -15,3 +15,4 @@ mod support_itself;
 
 mod framing;
 mod stream;
+mod tunnel;
