@@ -14,5 +14,6 @@ mod support;
 mod support_itself;
 
 mod framing;
+mod limits;
 mod stream;
 mod tunnel;
