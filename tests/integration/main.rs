@@ -13,6 +13,7 @@
 mod support;
 mod support_itself;
 
+mod forward;
 mod framing;
 mod limits;
 mod stream;
