@@ -16,5 +16,7 @@ mod support_itself;
 mod forward;
 mod framing;
 mod limits;
+mod reuse;
 mod stream;
 mod tunnel;
+mod upgrade;
