@@ -13,6 +13,8 @@
 mod support;
 mod support_itself;
 
+mod dns;
+mod egress;
 mod forward;
 mod framing;
 mod limits;
