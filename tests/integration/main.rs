@@ -19,6 +19,8 @@ mod forward;
 mod framing;
 mod limits;
 mod reuse;
+mod secrets;
 mod stream;
+mod tls_origination;
 mod tunnel;
 mod upgrade;
