@@ -153,9 +153,10 @@ struct Silent {
 impl Silent {
     async fn at(ip: [u8; 4], port: u16) -> Self {
         let address = std::net::SocketAddr::from((ip, port));
-        let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        listener.bind(&address.into()).unwrap();
-        listener.listen(0).unwrap();
+        let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let listener = listener.expect("a socket");
+        listener.bind(&address.into()).expect("a loopback address can be bound");
+        listener.listen(0).expect("a bound socket can listen");
         let mut backlog = Vec::new();
         // The kernel takes one more than it was told; the first that it leaves waiting shows that it is full.
         loop {

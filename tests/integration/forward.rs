@@ -76,6 +76,28 @@ async fn targets_and_hosts_that_name_no_upstream_are_refused() {
 }
 
 #[tokio::test]
+async fn what_real_clients_send_is_accepted() {
+    let upstream = Upstream::answering(|_| Reply::ok("ok")).await;
+    let hedgerow = HedgerowProcess::start("{}").await;
+    let (url, address) = (upstream.url("/"), upstream.address());
+    for head in [
+        // Go, when a body was set to empty.
+        format!("GET {url} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n"),
+        // Old Python clients leave the port out.
+        format!("GET {url} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+        format!("GET {url} HTTP/1.1\r\nHost:\r\n\r\n"),
+        format!("GET {url} HTTP/1.0\r\n\r\n"),
+        format!("GET HTTP://{address}/ HTTP/1.1\r\nHost: {address}\r\n\r\n"),
+        // An empty line left behind by the request before (RFC 9112 section 2.2).
+        format!("\r\nGET {url} HTTP/1.1\r\nHost: {address}\r\n\r\n"),
+    ] {
+        let mut agent = hedgerow.agent().await;
+        agent.send(&head).await;
+        assert_eq!(agent.read_response().await.text(), "ok", "{head:?}");
+    }
+}
+
+#[tokio::test]
 async fn c007_connection_fields_end_at_each_hop() {
     // What `Connection` lists is between two neighbours; passed on, it reached origins and clients.
     let mut upstream = Upstream::start().await;

@@ -116,18 +116,20 @@ async fn c029_post_that_was_read_before_the_reset_is_not_sent_again() {
     let port = RawPort::bind().await;
     let hedgerow = HedgerowProcess::start("defaults: { breaker: off }").await;
     for run in 0..RUNS {
+        // Without a body, too: that one could be sent again.
+        let body = if run % 2 == 0 { &b"once"[..] } else { b"" };
         let serve = async {
             let mut kept = port.accept().await;
             assert_eq!(kept.read_request().await.method, "GET");
             kept.send(OK).await;
             kept.read_request().await;
-            kept.read_exactly(4).await;
+            kept.read_exactly(body.len()).await;
             kept.reset();
         };
         let ask = async {
             let mut agent = hedgerow.agent().await;
             assert_eq!(agent.get(&port.url("/")).await.status, 200);
-            let answer = agent.request("POST", &port.url("/"), &[], b"once").await;
+            let answer = agent.request("POST", &port.url("/"), &[], body).await;
             let error = answer.json()["error"].clone();
             assert_eq!((answer.status, error), (502, "upstream_reset".into()), "run {run}");
         };
