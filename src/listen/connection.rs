@@ -252,7 +252,7 @@ impl Service<Request<Incoming>> for Requests {
         let inbound = self.0.clone();
         Box::pin(async move {
             let response = forward::answer(&inbound, request).await;
-            Ok(response.map(|body| Delivery { body, shared: inbound.shared.clone() }))
+            Ok(response.map(|body| Delivery { body, broken: None, shared: inbound.shared.clone() }))
         })
     }
 }
@@ -260,6 +260,9 @@ impl Service<Request<Incoming>> for Requests {
 /// An answer's body that tells the connection when it is over.
 struct Delivery {
     body: AnswerBody,
+    /// What the body has broken with, while all that came before it is written: at an error the
+    /// library throws away what it has not written yet, and that may be the head.
+    broken: Option<Error>,
     shared: Arc<Shared>,
 }
 
@@ -277,11 +280,21 @@ impl Body for Delivery {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Ready(Some(Err(error))) => {
+                self.broken = Some(error);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            polled => polled,
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.broken.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -201,9 +201,10 @@ impl ClientSocket {
             if self.ahead.is_empty() { bytes } else { [&bytes[..], &self.ahead[..]].concat().into() };
     }
 
-    /// Resolves when there is something to read, the end included.
+    /// Resolves when there is something to read, the end included. It peeks, since the runtime takes a
+    /// new socket for readable until a read has found nothing.
     pub async fn readable(&self) -> io::Result<()> {
-        if self.ahead.is_empty() { self.stream.readable().await } else { Ok(()) }
+        if self.ahead.is_empty() { self.stream.peek(&mut [0]).await.map(drop) } else { Ok(()) }
     }
 
     /// The bare socket, and what was read ahead.

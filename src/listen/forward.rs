@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::connect;
 use super::connection::{Inbound, Takeover};
-use crate::call::{InterimSink, RequestId};
+use crate::call::{InterimSink, RequestId, has_body};
 use crate::config::Config;
 use crate::error::Error;
 use crate::pipeline::answer::{self, Answer, AnswerBody};
@@ -95,6 +95,10 @@ fn check(inbound: &Inbound, config: &Config, request: &Request<Incoming>) -> Res
     let dialer = inbound.proxy.registry().dialer();
     if request.method() == Method::CONNECT {
         let authority = target::read_connect(request.uri()).map_err(Error::InvalidRequest)?;
+        // To the client they are the tunnel's first bytes, to the library a body (RFC 9110 section 9.3.6).
+        if has_body(headers) {
+            return Err(Error::InvalidRequest("a CONNECT has no content"));
+        }
         if inbound.tunnel.is_some() {
             return Err(Error::Misdirected);
         }

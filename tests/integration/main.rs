@@ -26,3 +26,15 @@ mod metrics;
 mod reload;
 mod start;
 mod support_itself;
+
+mod dns;
+mod egress;
+mod forward;
+mod framing;
+mod limits;
+mod reuse;
+mod secrets;
+mod stream;
+mod tls_origination;
+mod tunnel;
+mod upgrade;

@@ -14,7 +14,7 @@ use super::soon;
 
 /// One connection to the proxy (or to anything that speaks HTTP/1).
 pub struct Agent {
-    stream: BufReader<Socket>,
+    pub(super) stream: BufReader<Socket>,
 }
 
 /// An answer with its body, as far as it came.
@@ -84,7 +84,7 @@ impl Agent {
         Self::over(soon(socket.connect(to)).await.unwrap_or_else(|error| panic!("{to}: {error}")))
     }
 
-    fn over(tcp: TcpStream) -> Self {
+    pub(super) fn over(tcp: TcpStream) -> Self {
         tcp.set_nodelay(true).expect("an open socket takes the option");
         Self { stream: BufReader::new(Socket::Plain(tcp)) }
     }
@@ -220,6 +220,16 @@ impl Agent {
                 Err(_) => End::Reset,
             }
         }
+    }
+
+    /// Exactly so many bytes.
+    #[track_caller]
+    pub fn read_exactly(&mut self, count: usize) -> impl Future<Output = Vec<u8>> {
+        let mut bytes = vec![0; count];
+        soon(async move {
+            self.stream.read_exact(&mut bytes).await.expect("the connection carries bytes");
+            bytes
+        })
     }
 
     /// FIN towards the other side; answers can still be read.
