@@ -12,3 +12,5 @@
 #[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
 mod support;
 mod support_itself;
+
+mod deadline;

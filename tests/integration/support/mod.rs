@@ -13,6 +13,7 @@ pub mod dns;
 pub mod h1;
 pub mod hedgerow;
 pub mod pki;
+pub mod policy;
 pub mod socket;
 pub mod upstream;
 
