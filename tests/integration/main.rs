@@ -14,3 +14,4 @@ mod support;
 mod support_itself;
 
 mod deadline;
+mod hedge;
