@@ -123,6 +123,7 @@ pub fn deliver(call: &Call, deadline: Option<&Deadline>, outcome: Outcome, mut l
         end,
         moved: now,
         timer: None,
+        broken: None,
     };
     let body = if streaming.incoming.is_end_stream() {
         streaming.complete();
@@ -186,10 +187,15 @@ pub struct Streaming {
     moved: Instant,
     /// Made only when the body has to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
+    /// What broke it, until the client has been sent what came before.
+    broken: Option<Error>,
 }
 
 impl Streaming {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         let Some(exchange) = &mut self.exchange else { return Poll::Ready(None) };
         match exchange.poll_frame(Pin::new(&mut self.incoming), cx) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -210,12 +216,13 @@ impl Streaming {
             }
             Poll::Ready(Some(Err(error))) => {
                 self.judge.fail(&error, Instant::now());
-                Poll::Ready(Some(Err(self.cut(error))))
+                self.cut(error, cx)
             }
-            Poll::Pending => self.poll_timer(cx).map(|error| {
+            Poll::Pending => {
+                let error = std::task::ready!(self.poll_timer(cx));
                 self.judge.expire(Instant::now());
-                Some(Err(self.cut(error)))
-            }),
+                self.cut(error, cx)
+            }
         }
     }
 
@@ -252,11 +259,15 @@ impl Streaming {
         }
     }
 
-    fn cut(&mut self, error: Error) -> Error {
+    /// Gives the rest up. The error follows in the next round: the HTTP library flushes when a body
+    /// has nothing for it, and drops what it has not flushed, the head perhaps, at an error.
+    fn cut(&mut self, error: Error, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         self.ledger.cut(error.clone());
         self.permit = None;
         self.exchange = None;
-        error
+        self.broken = Some(error);
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

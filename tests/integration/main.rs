@@ -13,5 +13,6 @@
 mod support;
 mod support_itself;
 
+mod breaker;
 mod deadline;
 mod hedge;
