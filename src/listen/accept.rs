@@ -36,10 +36,13 @@ pub async fn run(door: Door, proxy: Arc<Proxy>) {
     let mut pause = FIRST_PAUSE;
     let mut last_message: Option<Instant> = None;
     loop {
-        let Ok(place) = door.places.clone().acquire_owned().await else { return };
+        // Waited for first and taken with the connection: a port that only listens takes no place.
+        let Ok(free) = door.places.acquire().await else { return };
+        drop(free);
         match door.listener.accept().await {
             Ok((stream, peer)) => {
                 pause = FIRST_PAUSE;
+                let Ok(place) = door.places.clone().acquire_owned().await else { return };
                 admit(&door, &proxy, stream, peer, place);
             }
             // The client was gone before we got to it: nothing is wrong here.

@@ -14,5 +14,9 @@ mod support;
 mod support_itself;
 
 mod breaker;
+mod bulkhead;
+mod cancel;
 mod deadline;
 mod hedge;
+mod isolation;
+mod routes;
