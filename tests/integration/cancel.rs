@@ -139,6 +139,51 @@ async fn a_client_that_leaves_takes_the_primary_and_the_hedge_with_it() {
     assert_eq!(proxy.metrics().await.value("hedgerow_upstream_attempts_total", &cancelled), 40.0);
 }
 
+/// A request whose client breaks off in its body ends at the upstream as visibly incomplete.
+#[tokio::test]
+async fn a_client_that_leaves_in_its_own_body_does_not_complete_the_request() {
+    let mut upstream = Upstream::start().await;
+    let proxy =
+        HedgerowProcess::start(&tool(upstream.address(), "breaker: { consecutive_failures: 1 }")).await;
+    let host = upstream.address();
+    for by_reset in [false, true] {
+        for framing in ["Content-Length: 10\r\n\r\nhalf", "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"] {
+            let mut agent = proxy.agent().await;
+            agent.send(format!("POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\n{framing}")).await;
+            let mut exchange = upstream.next().await;
+            leave(agent, by_reset);
+            let body = soon(exchange.try_body()).await.unwrap();
+            assert!(!body.complete, "{framing:?} looks whole");
+        }
+    }
+    settled(&proxy, 4.0).await;
+    assert_eq!(proxy.metrics().await.value("hedgerow_breaker_transitions_total", &[TOOL]), 0.0);
+}
+
+/// Bytes that are no body are an error to answer, and nobody has left.
+#[tokio::test]
+async fn a_body_that_breaks_its_framing_is_a_bad_request_and_no_departure() {
+    let mut upstream = Upstream::start().await;
+    let proxy =
+        HedgerowProcess::start(&tool(upstream.address(), "breaker: { consecutive_failures: 1 }")).await;
+    let host = upstream.address();
+    let mut agent = proxy.agent().await;
+    agent
+        .send(format!(
+            "POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+        ))
+        .await;
+    let exchange = upstream.next().await;
+    agent.send("zz\r\n").await;
+    let answer = agent.read_response().await;
+    assert_eq!((answer.status, &answer.json()["error"]), (400, &"invalid_request".into()));
+    exchange.gone().await;
+    let refused = [TOOL, ("code", "400"), ("outcome", "error")];
+    let metrics =
+        proxy.until_metrics(|metrics| metrics.value("hedgerow_requests_total", &refused) == 1.0).await;
+    assert_eq!((left(&metrics), metrics.value("hedgerow_breaker_transitions_total", &[TOOL])), (0.0, 0.0));
+}
+
 /// A tunnel ends when its client does.
 #[tokio::test]
 async fn a_client_that_leaves_a_tunnel_closes_the_other_end() {
