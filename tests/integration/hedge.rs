@@ -654,11 +654,14 @@ async fn c064_an_unusable_retry_after_is_passed_on_and_harms_nothing() {
         "99999999999999999999999",
         "Mon, 31 Feb 2026 25:61:61 GMT",
     ];
-    let upstream =
-        Upstream::answering(|seen| Reply::status(503).header("Retry-After", UNUSABLE[seen.nth - 1])).await;
-    let proxy = HedgerowProcess::start(&tool(upstream.address(), &format!("{HEDGE}, breaker: off"))).await;
-    for value in UNUSABLE {
-        let answer = proxy.get(&upstream.url("/")).await;
+    let upstream = Upstream::answering(|seen| {
+        let nth: usize = seen.path()[1..].parse().expect("the path is an index");
+        Reply::status(503).header("Retry-After", UNUSABLE[nth])
+    })
+    .await;
+    let proxy = HedgerowProcess::start(&tool(upstream.address(), "hedge: off, breaker: off")).await;
+    for (nth, value) in UNUSABLE.into_iter().enumerate() {
+        let answer = proxy.get(&upstream.url(&format!("/{nth}"))).await;
         assert_eq!((answer.status, answer.header("retry-after")), (503, Some(value)));
     }
     assert_eq!(upstream.count(), UNUSABLE.len());
