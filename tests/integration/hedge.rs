@@ -549,7 +549,7 @@ async fn a_hedge_goes_to_the_named_backup_with_its_rewrite() {
 #[tokio::test]
 async fn c070_losers_open_no_breaker() {
     let mut upstream = Upstream::start().await;
-    let stages = "hedge: { after: 15ms }, breaker: { consecutive_failures: 2, fair_chance: 5ms }, extra_load: { ratio: 100%, floor: 1000/s }";
+    let stages = "hedge: { after: 15ms }, breaker: { consecutive_failures: 1, fair_chance: 5ms }, extra_load: { ratio: 100%, floor: 1000/s }";
     let proxy = HedgerowProcess::start(&tool(upstream.address(), stages)).await;
     for _ in 0..50 {
         let call = start(&proxy, upstream.url("/"));
