@@ -20,6 +20,9 @@ use tokio::time::Instant;
 pub enum Error {
     /// The request breaks a rule of HTTP or of the proxy; the text names it.
     InvalidRequest(&'static str),
+    /// The client ended its connection within the request's body. Whoever still reads is told 400, as
+    /// for any bad request; the accounts know a client that left.
+    BodyBrokenOff,
     /// A deadline field that cannot be used.
     InvalidDeadline(&'static str),
     /// The request's body is larger than a stage can take.
@@ -220,7 +223,7 @@ impl Error {
     /// The word for JSON, metrics and log.
     pub fn word(&self) -> &'static str {
         match self {
-            Self::InvalidRequest(_) => "invalid_request",
+            Self::InvalidRequest(_) | Self::BodyBrokenOff => "invalid_request",
             Self::InvalidDeadline(_) => "invalid_deadline",
             Self::BodyTooLarge => "body_too_large",
             Self::UriTooLong => "uri_too_long",
@@ -251,7 +254,9 @@ impl Error {
     /// The status that the caller gets.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::InvalidRequest(_) | Self::InvalidDeadline(_) => StatusCode::BAD_REQUEST,
+            Self::InvalidRequest(_) | Self::BodyBrokenOff | Self::InvalidDeadline(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UriTooLong => StatusCode::URI_TOO_LONG,
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -282,6 +287,7 @@ impl Error {
     pub fn proxy_status(&self) -> &'static str {
         match self {
             Self::InvalidRequest(_)
+            | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)
             | Self::BodyTooLarge
             | Self::UriTooLong
@@ -327,6 +333,7 @@ impl Error {
             | Self::UpstreamReset(_)
             | Self::UpstreamIncomplete(_) => true,
             Self::InvalidRequest(_)
+            | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)
             | Self::BodyTooLarge
             | Self::UriTooLong
@@ -363,6 +370,7 @@ impl Error {
                 Stage::Arrival | Stage::Queue => false,
             },
             Self::InvalidRequest(_)
+            | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)
             | Self::BodyTooLarge
             | Self::UriTooLong
@@ -383,7 +391,7 @@ impl Error {
     /// The problem's `title`: the same for every occurrence.
     pub fn title(&self) -> &'static str {
         match self {
-            Self::InvalidRequest(_) => "invalid request",
+            Self::InvalidRequest(_) | Self::BodyBrokenOff => "invalid request",
             Self::InvalidDeadline(_) => "invalid deadline",
             Self::BodyTooLarge => "body too large",
             Self::UriTooLong => "request target too long",
@@ -415,6 +423,7 @@ impl Error {
     pub fn detail(&self, upstream: &str, now: Instant) -> String {
         match self {
             Self::InvalidRequest(what) | Self::InvalidDeadline(what) => (*what).into(),
+            Self::BodyBrokenOff => "the request body broke off before its end".into(),
             Self::BodyTooLarge => "the request body is larger than this endpoint takes".into(),
             Self::UriTooLong => "the request target is longer than limits.target allows".into(),
             Self::HeadersTooLarge => {

@@ -120,7 +120,10 @@ impl Ledger {
     /// hedgerow answers with an error of its own.
     pub fn fails(&mut self, error: Error) {
         self.code = error.status().as_u16();
-        self.outcome = Outcome::Error;
+        self.outcome = match error {
+            Error::BodyBrokenOff => Outcome::ClientLeft,
+            _ => Outcome::Error,
+        };
         if let Error::DeadlineExceeded { stage, .. } = error {
             self.count_deadline(stage);
         }

@@ -202,10 +202,11 @@ impl Hedging {
         this_plan
     }
 
-    /// The next hedge, if every gate is open to it.
+    /// The next hedge, if one is due and every gate is open to it.
     fn start<'a>(&mut self, this: Try<'a>, lane: &Lane, end: Instant) -> Option<HedgeFuture<'a>> {
+        // The timer still strikes for a hedge that was disarmed after it was set.
+        self.next.take()?;
         let now = Instant::now();
-        self.next = None;
         self.lane.metrics().hedge_delay(self.spacing);
         match self.admit(this, lane, now, end) {
             Ok((lane, pass)) => {

@@ -212,15 +212,16 @@ fn broken_body(error: &hyper::Error) -> Error {
     Error::UpstreamIncomplete(Cause::chain(error))
 }
 
-/// The client's own body broke off: the caller's fault, not the upstream's.
+/// The client's own body failed: the caller's fault, not the upstream's.
 fn client_body_error(error: &hyper::Error) -> Option<Error> {
     use crate::wire::replay::BodyLost;
     let mut next = std::error::Error::source(error);
     while let Some(source) = next {
         match source.downcast_ref::<BodyLost>() {
-            Some(BodyLost::Client(_)) => {
-                return Some(Error::InvalidRequest("the request body broke off or breaks its framing"));
+            Some(BodyLost::Client(error)) if is_framing_error(error) => {
+                return Some(Error::InvalidRequest("the request body breaks its framing"));
             }
+            Some(BodyLost::Client(_)) => return Some(Error::BodyBrokenOff),
             Some(BodyLost::NotKept) => {
                 return Some(Error::Internal(Cause::from("body not kept for a replay")));
             }
@@ -228,4 +229,12 @@ fn client_body_error(error: &hyper::Error) -> Option<Error> {
         }
     }
     None
+}
+
+/// Whether bytes came that are no body, rather than none any more.
+fn is_framing_error(error: &hyper::Error) -> bool {
+    use std::io::{Error, ErrorKind};
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<Error>())
+        .is_some_and(|error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData))
 }

@@ -15,6 +15,7 @@ pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
 pub mod pki;
+pub mod policy;
 pub mod raw;
 pub mod socket;
 pub mod upstream;
