@@ -20,7 +20,6 @@ use super::attempt::Head;
 use super::judge::{Judge, is_stream};
 use super::ledger::Ledger;
 use super::race::Outcome;
-use crate::call::Call;
 use crate::error::{Bound, Error, Stage};
 use crate::policy::bulkhead::Permit;
 use crate::policy::deadline::Deadline;
@@ -93,18 +92,18 @@ pub struct Held {
 }
 
 /// Makes the answer of a call from the head that won.
-pub fn deliver(call: &Call, deadline: Option<&Deadline>, outcome: Outcome, mut ledger: Ledger) -> Answer {
+pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger) -> Answer {
     let Outcome { head, hedge } = outcome;
     let Head { response, exchange, judge, permit, lane, elapsed, .. } = head;
-    let now = Instant::now();
+    let now = judge.started() + elapsed;
     let (mut parts, incoming) = response.into_parts();
     let stream = is_stream(&parts.headers);
-    let end = deadline.filter(|deadline| covers_body(deadline, &lane, stream)).cloned();
+    let end = deadline.filter(|deadline| covers_body(deadline, &lane, stream));
     headers::pass_on(
         &mut parts.headers,
         &Passage {
-            attempts: call.progress.attempts(),
-            queued: call.progress.queue_time(),
+            attempts: ledger.progress().attempts(),
+            queued: ledger.progress().queue_time(),
             upstream: elapsed,
             hedge,
         },

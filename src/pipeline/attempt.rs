@@ -102,13 +102,12 @@ async fn send(
     this.call.progress.count_attempt();
     let mut may_reuse = true;
     loop {
-        let connection = connection(this, lane, kind, may_reuse).await?;
+        let connection = connection(this, lane, kind, may_reuse, judge.started()).await?;
         let is_reused = connection.is_reused();
         if kind == AttemptKind::Primary {
             this.call.progress.went_to(connection.peer().ip());
         }
-        let mut outgoing =
-            outgoing::request(this.call, lane, this.deadline, this.proxy.identity(), Instant::now())?;
+        let mut outgoing = outgoing::request(this.call, lane, this.deadline, this.proxy.identity())?;
         relay_interim(this.call, &mut outgoing, kind);
         this.call.progress.enter(Stage::Head);
         judge.sent();
@@ -134,6 +133,7 @@ async fn connection(
     lane: &Lane,
     kind: AttemptKind,
     may_reuse: bool,
+    now: Instant,
 ) -> Result<Connection, Error> {
     let tls = lane.tls(this.call.scheme);
     let egress = &lane.config().egress;
@@ -144,7 +144,7 @@ async fn connection(
     };
     if may_reuse {
         let wanted = Wanted { is_tls: tls.is_some(), avoid };
-        while let Some(connection) = lane.upstream.pool.take(wanted, Instant::now()) {
+        while let Some(connection) = lane.upstream.pool.take(wanted, now) {
             // A reload can have closed a door that was open when the connection was made.
             if egress::check_address(egress, lane.dialled(), verdict, connection.peer().ip()).is_ok() {
                 return Ok(connection);

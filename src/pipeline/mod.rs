@@ -261,19 +261,17 @@ pub async fn journey(proxy: &Proxy, intake: Intake, mut ledger: Ledger) -> Arriv
 
             // 3. Tries: attempts, hedged when slow.
             let outcome = race::run(Try { proxy, call: &call, deadline: deadline.as_ref() }, &lane).await?;
-            Ok((call, deadline, outcome))
+            Ok((deadline, outcome))
         });
         poll_fn(|cx| proxy.unless_ending(travel.as_mut().poll(cx))).await
     };
 
     // 4. Answer: the head at once, the body as it comes.
     match travelled {
-        Ok((_, _, outcome)) if is_upgrade(&outcome) => {
+        Ok((_, outcome)) if is_upgrade(&outcome) => {
             Arrived::Upgraded(Box::new(answer::upgrade(outcome, ledger)))
         }
-        Ok((call, deadline, outcome)) => {
-            Arrived::Answer(answer::deliver(&call, deadline.as_ref(), outcome, ledger))
-        }
+        Ok((deadline, outcome)) => Arrived::Answer(answer::deliver(deadline, outcome, ledger)),
         Err(error) => Arrived::Answer(answer::refuse(error, ledger, end)),
     }
 }

@@ -38,7 +38,6 @@ pub fn request(
     lane: &Lane,
     deadline: Option<&Deadline>,
     via: &HeaderValue,
-    now: Instant,
 ) -> Result<Outgoing, Error> {
     let (body, gate) = body(call)?;
     let has_unknown_length = http_body::Body::size_hint(&body).exact().is_none();
@@ -62,7 +61,7 @@ pub fn request(
         headers.append(header::VIA, via.clone());
     }
     if let Some(deadline) = deadline {
-        tell_deadline(&mut headers, deadline, lane, now);
+        tell_deadline(&mut headers, deadline, lane);
     }
     if let Some(upgrade) = &call.upgrade {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -118,16 +117,16 @@ fn is_deadline_field(name: &HeaderName) -> bool {
     *name == X_REQUEST_DEADLINE || *name == GRPC_TIMEOUT
 }
 
-fn tell_deadline(headers: &mut HeaderMap, deadline: &Deadline, lane: &Lane, now: Instant) {
+fn tell_deadline(headers: &mut HeaderMap, deadline: &Deadline, lane: &Lane) {
     headers.insert(X_REQUEST_DEADLINE.clone(), deadline.told.clone());
     if let Some(end) = deadline.grpc_end {
-        let left = format_grpc_timeout(end.saturating_duration_since(now));
+        let left = format_grpc_timeout(end.saturating_duration_since(Instant::now()));
         if let Ok(value) = HeaderValue::try_from(left) {
             headers.insert(GRPC_TIMEOUT.clone(), value);
         }
     }
     if lane.stages().deadline.as_ref().is_some_and(|policy| policy.tell_envoy) {
-        let left = deadline.at.saturating_duration_since(now).as_millis() as u64;
+        let left = deadline.at.saturating_duration_since(Instant::now()).as_millis() as u64;
         headers.insert(ENVOY_EXPECTED_TIMEOUT.clone(), HeaderValue::from(left));
     }
 }

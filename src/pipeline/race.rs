@@ -159,8 +159,8 @@ impl Kept {
 }
 
 /// When the next hedge starts, and what became of those that did.
-struct Hedging {
-    lane: Lane,
+struct Hedging<'a> {
+    lane: &'a Lane,
     next: Option<Instant>,
     spacing: Duration,
     pays: bool,
@@ -169,17 +169,10 @@ struct Hedging {
     started: usize,
 }
 
-impl Hedging {
-    fn plan(this: Try<'_>, lane: &Lane, pass: &Pass, end: Instant) -> Self {
-        let mut this_plan = Self {
-            lane: lane.clone(),
-            next: None,
-            spacing: Duration::ZERO,
-            pays: true,
-            left: 0,
-            running: 0,
-            started: 0,
-        };
+impl<'l> Hedging<'l> {
+    fn plan(this: Try<'_>, lane: &'l Lane, pass: &Pass, end: Instant) -> Self {
+        let mut this_plan =
+            Self { lane, next: None, spacing: Duration::ZERO, pays: true, left: 0, running: 0, started: 0 };
         let stages = lane.stages();
         // A probe is alone by design, and an upgrade cannot be taken back.
         let is_probe = pass.admission.as_ref().is_some_and(|admission| admission.is_probe());

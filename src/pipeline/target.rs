@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use http::uri::PathAndQuery;
-use tokio::time::Instant;
 
 use super::ledger::Ledger;
 use super::{Intake, Proxy};
@@ -32,7 +31,7 @@ pub fn find(proxy: &Proxy, intake: &Intake) -> Result<(Arc<Upstream>, PathAndQue
 
 /// The rules and guards that the request meets there.
 pub fn lane(proxy: &Proxy, intake: &Intake, upstream: Arc<Upstream>, target: &PathAndQuery) -> Lane {
-    proxy.registry().touch(&upstream, Instant::now());
+    proxy.registry().touch(&upstream, intake.arrival.now);
     Lane::find(proxy.registry(), &intake.config, upstream, &intake.head.method, target.path())
 }
 

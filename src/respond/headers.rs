@@ -67,24 +67,24 @@ fn small_number(n: u32) -> HeaderValue {
 
 /// `queue;dur=0.1, upstream;dur=12.3, hedge;desc="won"`, in milliseconds with one place.
 fn timing(passage: &Passage) -> HeaderValue {
-    use std::io::Write as _;
-
-    let tenths = |duration: Duration| duration.as_micros() / 100;
     let mut text = Vec::with_capacity(64);
-    let (queue, upstream) = (tenths(passage.queued), tenths(passage.upstream));
-    // Writing to a Vec cannot fail.
-    let _ = write!(
-        text,
-        "queue;dur={}.{}, upstream;dur={}.{}",
-        queue / 10,
-        queue % 10,
-        upstream / 10,
-        upstream % 10
-    );
+    text.extend_from_slice(b"queue;dur=");
+    write_millis(&mut text, passage.queued);
+    text.extend_from_slice(b", upstream;dur=");
+    write_millis(&mut text, passage.upstream);
     if let Some(end) = passage.hedge {
-        let _ = write!(text, ", hedge;desc=\"{}\"", end.word());
+        text.extend_from_slice(b", hedge;desc=\"");
+        text.extend_from_slice(end.word().as_bytes());
+        text.push(b'"');
     }
     HeaderValue::from_maybe_shared(bytes::Bytes::from(text)).unwrap_or(HeaderValue::from_static("queue"))
+}
+
+/// Milliseconds with one place.
+fn write_millis(out: &mut Vec<u8>, duration: Duration) {
+    let tenths = u64::try_from(duration.as_micros() / 100).unwrap_or(u64::MAX);
+    out.extend_from_slice(itoa::Buffer::new().format(tenths / 10).as_bytes());
+    out.extend_from_slice(&[b'.', b'0' + (tenths % 10) as u8]);
 }
 
 #[cfg(test)]

@@ -140,16 +140,28 @@ pub fn format_rfc3339_millis(at: SystemTime) -> String {
     let since_epoch = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(LAST_SECOND).min(LAST_SECOND);
     let date = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z",
-        date.year(),
-        u8::from(date.month()),
-        date.day(),
-        date.hour(),
-        date.minute(),
-        date.second(),
-        since_epoch.subsec_millis()
-    )
+    // Every attempt tells its deadline: digits by hand take a tenth of what formatting does.
+    let mut text = *b"0000-00-00T00:00:00.000Z";
+    for (at, digits, value) in [
+        (0, 4, date.year().unsigned_abs()),
+        (5, 2, u8::from(date.month()).into()),
+        (8, 2, date.day().into()),
+        (11, 2, date.hour().into()),
+        (14, 2, date.minute().into()),
+        (17, 2, date.second().into()),
+        (20, 3, since_epoch.subsec_millis()),
+    ] {
+        write_digits(&mut text[at..at + digits], value);
+    }
+    text.iter().map(|digit| char::from(*digit)).collect()
+}
+
+/// Fills `out` with the last digits of `value`, leading zeros included.
+fn write_digits(out: &mut [u8], mut value: u32) {
+    for digit in out.iter_mut().rev() {
+        *digit = b'0' + (value % 10) as u8;
+        value /= 10;
+    }
 }
 
 /// Reads `x-stainless-read-timeout` or `x-stainless-timeout` of the OpenAI and Anthropic SDKs: seconds,
