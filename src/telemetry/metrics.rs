@@ -526,7 +526,6 @@ mod tests {
         quotes.deadline_exceeded(Stage::Queue);
         quotes.set_breakers([2, 1, 0]);
         quotes.set_bulkhead(7, 3);
-        let _open = [(); 4].map(|()| metrics.connection(Listener::Proxy));
         drop(metrics.connection(Listener::Admin));
         metrics.reload(Reload::Applied);
         metrics.set_config("abc123");
@@ -557,6 +556,7 @@ mod tests {
     #[test]
     fn what_was_recorded_is_shown() {
         let metrics = busy();
+        let _open = [(); 4].map(|()| metrics.connection(Listener::Proxy));
         for line in [
             r#"hedgerow_requests_total{upstream="quotes",code="200",outcome="answered"} 1"#,
             r#"hedgerow_request_duration_seconds_bucket{upstream="quotes",le="0.05"} 0"#,
