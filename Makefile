@@ -9,6 +9,9 @@ SHELL := /bin/bash
 CARGO ?= cargo
 CARGO_DENY_VERSION := 0.20.2
 LOAD := tests/bench/load/Cargo.toml
+FUZZ := tests/fuzz/Cargo.toml
+
+SHARED := $(or $(CARGO_TARGET_DIR),target)
 
 # A command that the build or a test calls, and the Debian package that brings it. ring and mimalloc compile C.
 TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl taskset:util-linux
@@ -17,11 +20,12 @@ TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl taskset:util-linux
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
 NODE_NEEDS := $(wildcard tests/*/package-lock.json)
 
-.PHONY: help setup tools python node fmt lint doc deny advisories unit test bench clean
+.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke test bench clean
 
 help:
 	@echo "make test    all that must hold: setup fmt lint doc deny, every test"
 	@echo "make unit    the library's and binary's own tests alone"
+	@echo "make fuzz-smoke    what must hold for any input, on some thousand (FUZZ_TIMES=100 for more)"
 	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
 	@echo "make setup   install what the others need"
 
@@ -58,10 +62,12 @@ tests/%/node_modules/.package-lock.json: tests/%/package-lock.json
 fmt:
 	$(CARGO) fmt --check
 	$(CARGO) fmt --check --manifest-path $(LOAD)
+	$(CARGO) fmt --check --manifest-path $(FUZZ)
 
 lint:
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --manifest-path $(LOAD) -- -D warnings
+	$(CARGO) clippy --locked --all-targets --manifest-path $(FUZZ) --target-dir $(SHARED) -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --lib
@@ -77,9 +83,14 @@ advisories: tools
 unit:
 	$(CARGO) test --locked --lib --bins
 
+# It has nearly the proxy's own dependencies, so it is built in the same folder.
+fuzz-smoke:
+	$(CARGO) test --locked --manifest-path $(FUZZ) --target-dir $(SHARED) --test smoke
+
 # The load benchmark is built and unit-tested with the rest, so that it does not rot; it is run by `bench`.
 test: setup fmt lint doc deny
 	$(CARGO) test --locked
+	$(MAKE) fuzz-smoke
 	$(CARGO) test --locked --manifest-path $(LOAD)
 
 bench:
@@ -91,4 +102,5 @@ bench:
 clean:
 	$(CARGO) clean
 	$(CARGO) clean --manifest-path $(LOAD)
+	rm -rf tests/fuzz/target
 	rm -rf .venv tests/*/node_modules

@@ -40,8 +40,6 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct View {
     /// The process.
     pub proxy: Arc<Proxy>,
-    /// Places for client connections that are free.
-    pub places: Arc<Semaphore>,
     /// When the process started.
     pub started: SystemTime,
     /// The policy's file, where there is one.
@@ -58,6 +56,7 @@ pub async fn run(listener: TcpListener, view: View) {
             continue;
         };
         let view = view.clone();
+        let held = (place, view.proxy.metrics().connection(Listener::Admin));
         tokio::spawn(async move {
             let service = service_fn(move |request| {
                 let response = answer(&view, &request);
@@ -71,7 +70,7 @@ pub async fn run(listener: TcpListener, view: View) {
             if let Err(error) = served {
                 tracing::debug!(%error, "admin connection ended early");
             }
-            drop(place);
+            drop(held);
         });
     }
 }
@@ -81,11 +80,11 @@ fn answer(view: &View, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if let Some(rest) = path.strip_prefix("/breakers/") {
         return match *request.method() {
             Method::POST => pull_lever(view, rest),
-            _ => text(StatusCode::METHOD_NOT_ALLOWED, "use POST"),
+            _ => not_allowed("POST"),
         };
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "use GET");
+        return not_allowed("GET, HEAD");
     }
     match path {
         "/livez" => text(StatusCode::OK, "ok"),
@@ -108,6 +107,13 @@ fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
     response
 }
 
+/// RFC 9110 section 15.5.6 wants the methods that would do.
+fn not_allowed(methods: &'static str) -> Response<Full<Bytes>> {
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, methods);
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(methods));
+    response
+}
+
 fn as_json(value: &Value) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(format!("{value:#}\n"))));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -116,11 +122,12 @@ fn as_json(value: &Value) -> Response<Full<Bytes>> {
 
 fn metrics(view: &View) -> Response<Full<Bytes>> {
     let metrics = view.proxy.metrics();
-    let config = view.proxy.snapshot();
-    metrics.set_connections(Listener::Proxy, open_connections(view, &config));
-    for policy in config.policies() {
-        let (breakers, bulkhead) = sums(view, policy);
-        let upstream = metrics.upstream(&policy.name);
+    for policy in view.proxy.snapshot().policies() {
+        metrics.upstream(&policy.name);
+    }
+    // Those too that no policy names any more, so that their gauges do not stay as they were.
+    for upstream in metrics.upstreams() {
+        let (breakers, bulkhead) = sums(view, upstream.name());
         upstream.set_breakers(breakers);
         upstream.set_bulkhead(bulkhead.0, bulkhead.1);
     }
@@ -130,15 +137,11 @@ fn metrics(view: &View) -> Response<Full<Bytes>> {
     response
 }
 
-fn open_connections(view: &View, config: &Config) -> usize {
-    config.limits.connections.saturating_sub(view.places.available_permits())
-}
-
 /// How many breakers are closed, open and half-open, and how many calls are in flight and queued.
-fn sums(view: &View, policy: &UpstreamPolicy) -> ([usize; 3], (usize, usize)) {
+fn sums(view: &View, name: &str) -> ([usize; 3], (usize, usize)) {
     let mut breakers = [0; 3];
     let mut bulkhead = (0, 0);
-    for upstream in upstreams_of(view, &policy.name) {
+    for upstream in upstreams_of(view, name) {
         upstream.each_guards(|_, guards| {
             breakers[state_of(guards.breaker()) as usize] += 1;
             bulkhead.0 += guards.bulkhead().in_flight();
@@ -176,7 +179,7 @@ fn status(view: &View) -> Value {
         "draining": view.proxy.is_draining(),
         "policy": policy_status(view, &config),
         "in_flight": view.proxy.in_flight(),
-        "connections": open_connections(view, &config),
+        "connections": view.proxy.metrics().open_connections(Listener::Proxy),
         "replay_bytes": view.proxy.replay().held(),
         "upstreams": upstreams,
     })
@@ -279,7 +282,6 @@ fn pull_lever(view: &View, path: &str) -> Response<Full<Bytes>> {
         "reset" => BreakerCell::reset,
         _ => return text(StatusCode::NOT_FOUND, "the action is force_open, force_closed or reset"),
     };
-    let metrics = view.proxy.metrics().upstream(&name.into());
     let mut moved = Map::new();
     for upstream in upstreams_of(view, name) {
         if host.is_some_and(|host| host != upstream.authority().key()) {
@@ -287,7 +289,7 @@ fn pull_lever(view: &View, path: &str) -> Response<Full<Bytes>> {
         }
         upstream.each_guards(|_, guards| {
             if pull(guards.breaker()).is_some() {
-                metrics.breaker_transition(state_of(guards.breaker()));
+                view.proxy.metrics().upstream(&name.into()).breaker_transition(state_of(guards.breaker()));
             }
         });
         moved.insert(upstream.authority().key().to_owned(), upstream.breaker_state().word().into());

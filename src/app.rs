@@ -15,7 +15,7 @@ use tokio::time::{Instant, interval, sleep_until, timeout_at};
 
 use crate::admin;
 use crate::config::watch::{ReloadResult, Watch};
-use crate::config::{self, Problems};
+use crate::config::{self, Config, Problems};
 use crate::listen::accept::{self, Door};
 use crate::pipeline::Proxy;
 use crate::telemetry::log::AccessLog;
@@ -25,6 +25,9 @@ use crate::upstream::registry::Registry;
 
 /// How often long unused state is looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// For the calls that the process ends to be told so.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Why the process cannot start.
 #[derive(Debug, Error)]
@@ -64,16 +67,26 @@ pub struct Running {
 /// # Errors
 /// What keeps it from starting; nothing is left running then.
 pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
-    let metrics = Arc::new(Metrics::new());
-    let reloads = Reloads { metrics: metrics.clone(), proxy: Arc::default() };
-    let watch = path
-        .map(|path| Watch::start(path, reloads.clone().hook()))
-        .transpose()
-        .map_err(StartError::Policy)?;
-    let policy = match &watch {
-        Some(watch) => watch.policy().clone(),
-        None => Arc::new(ArcSwap::from_pointee(config::embedded())),
-    };
+    let Some(path) = path else { return start_with(config::embedded()).await };
+    let reloads = Reloads::new();
+    let watch = Watch::start(path, reloads.clone().hook()).map_err(StartError::Policy)?;
+    serve(watch.policy().clone(), Some(Arc::new(watch)), reloads).await
+}
+
+/// Starts the proxy on a policy that stays as it is.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_with(config: Config) -> Result<Running, StartError> {
+    serve(Arc::new(ArcSwap::from_pointee(config)), None, Reloads::new()).await
+}
+
+async fn serve(
+    policy: Arc<ArcSwap<Config>>,
+    watch: Option<Arc<Watch>>,
+    reloads: Reloads,
+) -> Result<Running, StartError> {
+    let metrics = reloads.metrics.clone();
     let config = policy.load_full();
 
     let proxy_port = bind("proxy", config.listen.proxy).await?;
@@ -89,9 +102,8 @@ pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
     let _ = reloads.proxy.set(Arc::downgrade(&proxy));
 
     let places = Arc::new(Semaphore::new(config.limits.connections));
-    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places: places.clone() };
-    let watch = watch.map(Arc::new);
-    let view = admin::View { proxy: proxy.clone(), places, started: SystemTime::now(), watch: watch.clone() };
+    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places };
+    let view = admin::View { proxy: proxy.clone(), started: SystemTime::now(), watch: watch.clone() };
     let tasks = vec![
         tokio::spawn(accept::run(door, proxy.clone())),
         tokio::spawn(admin::run(admin_port, view)),
@@ -110,6 +122,10 @@ struct Reloads {
 }
 
 impl Reloads {
+    fn new() -> Self {
+        Self { metrics: Arc::new(Metrics::new()), proxy: Arc::default() }
+    }
+
     fn hook(self) -> impl Fn(ReloadResult) + Send + 'static {
         move |result| {
             self.metrics.reload(match result {
@@ -142,12 +158,7 @@ impl Running {
         tracing::info!(in_flight = self.proxy.in_flight(), "draining");
         let end = Instant::now() + drain.max;
         while Instant::now() < end {
-            if self.proxy.in_flight() > 0 {
-                // What ends between the look and the wait is seen at the next look.
-                let look_again = Instant::now() + Duration::from_millis(50);
-                let _ = timeout_at(look_again.min(end), self.proxy.became_idle()).await;
-                continue;
-            }
+            self.idle_before(end).await;
             let seen = self.proxy.served();
             sleep_until((Instant::now() + drain.quiet).min(end)).await;
             if self.proxy.in_flight() == 0 && self.proxy.served() == seen {
@@ -155,6 +166,17 @@ impl Running {
             }
         }
         tracing::info!(in_flight = self.proxy.in_flight(), "leaving");
+        self.proxy.end_calls();
+        self.idle_before(Instant::now() + LAST_WORDS).await;
+    }
+
+    /// Waits until nothing is in flight, at the latest until `end`.
+    async fn idle_before(&self, end: Instant) {
+        while self.proxy.in_flight() > 0 && Instant::now() < end {
+            // What ends between the look and the wait is seen at the next look.
+            let look_again = Instant::now() + Duration::from_millis(50);
+            let _ = timeout_at(look_again.min(end), self.proxy.became_idle()).await;
+        }
     }
 }
 

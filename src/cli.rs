@@ -1,11 +1,12 @@
 //! The command line: arguments and what each subcommand does.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config;
 use crate::{app, demo, telemetry};
@@ -14,9 +15,9 @@ use crate::{app, demo, telemetry};
 #[derive(Debug, Parser)]
 #[command(name = "hedgerow", version, arg_required_else_help = true)]
 pub struct Arguments {
-    /// What operational messages to show: error, warn, info, debug or trace.
-    #[arg(long, global = true, env = "HEDGEROW_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
-    log_level: String,
+    /// What operational messages to show: error, warn, info (default; for the demo error), debug or trace.
+    #[arg(long, global = true, env = "HEDGEROW_LOG_LEVEL", value_name = "LEVEL")]
+    log_level: Option<String>,
 
     #[command(subcommand)]
     command: Command,
@@ -58,7 +59,13 @@ const WRONG_USAGE: u8 = 2;
 /// Does what the arguments say. The exit code is 0 when all went well and 1 when not; wrong usage
 /// ends with 2 before it comes to this.
 pub fn run(arguments: Arguments) -> ExitCode {
-    if let Err(error) = telemetry::log::init_tracing(&arguments.log_level) {
+    let log_level = match (&arguments.log_level, &arguments.command) {
+        (Some(level), _) => level.as_str(),
+        // What its simulated tools do wrong is the demo's own story to tell.
+        (None, Command::Demo) => "error",
+        (None, _) => "info",
+    };
+    if let Err(error) = telemetry::log::init_tracing(log_level) {
         eprintln!("{error}");
         return ExitCode::from(WRONG_USAGE);
     }
@@ -66,16 +73,13 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Run { config } => run_proxy(config),
         Command::Check { file } => check(&file),
         Command::Explain { file, url, method } => explain(&file, &url, &method),
-        Command::Schema => {
-            println!("{:#}", config::schema());
-            Ok(())
-        }
+        Command::Schema => print(format_args!("{:#}\n", config::schema())),
         Command::Demo => demo::run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("{message}");
+            eprintln!("{}", message.trim_end());
             ExitCode::from(FAILED)
         }
     }
@@ -84,16 +88,22 @@ pub fn run(arguments: Arguments) -> ExitCode {
 fn check(file: &std::path::Path) -> Result<(), String> {
     let loaded = config::load(file).map_err(|problems| problems.to_string())?;
     if !loaded.warnings.is_empty() {
-        eprintln!("{}", loaded.warnings);
+        eprint!("{}", loaded.warnings);
     }
-    println!("{}: ok", file.display());
-    Ok(())
+    print(format_args!("{}: ok\n", file.display()))
 }
 
 fn explain(file: &std::path::Path, url: &str, method: &http::Method) -> Result<(), String> {
     let loaded = config::load(file).map_err(|problems| problems.to_string())?;
-    print!("{}", loaded.explain(url, method)?);
-    Ok(())
+    print(format_args!("{}", loaded.explain(url, method)?))
+}
+
+/// Writes to standard output. A reader that has gone, as `head` does, has had enough: no failure.
+fn print(text: std::fmt::Arguments<'_>) -> Result<(), String> {
+    match io::stdout().lock().write_fmt(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(format!("cannot write: {error}")),
+        _ => Ok(()),
+    }
 }
 
 fn run_proxy(path: Option<PathBuf>) -> Result<(), String> {
@@ -104,8 +114,11 @@ fn run_proxy(path: Option<PathBuf>) -> Result<(), String> {
     };
     let runtime = runtime(threads).map_err(|error| format!("cannot start the runtime: {error}"))?;
     let outcome = runtime.block_on(async {
+        // Before anybody can see that the process is ready: until then a signal ends it the hard way.
+        let signals = Signals::new().map_err(|error| format!("cannot follow signals: {error}"))?;
         let running = app::start(path.as_deref()).await.map_err(|error| error.to_string())?;
-        follow_signals(running).await.map_err(|error| format!("cannot follow signals: {error}"))
+        signals.follow(running).await;
+        Ok(())
     });
     // What still runs after the drain is cut, not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));
@@ -113,28 +126,41 @@ fn run_proxy(path: Option<PathBuf>) -> Result<(), String> {
 }
 
 /// One thread runs without the costs of several.
-fn runtime(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
+fn runtime(threads: usize) -> io::Result<tokio::runtime::Runtime> {
     match threads {
         1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         n => tokio::runtime::Builder::new_multi_thread().worker_threads(n).enable_all().build(),
     }
 }
 
-/// SIGTERM and the first SIGINT drain, a second SIGINT leaves at once, SIGHUP reloads.
-async fn follow_signals(running: app::Running) -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    loop {
+/// The signals that the process answers to.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// SIGTERM and the first SIGINT drain, a second SIGINT leaves at once, SIGHUP reloads.
+    async fn follow(mut self, running: app::Running) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => break,
+                _ = self.interrupt.recv() => break,
+                _ = self.hangup.recv() => running.reload(),
+            }
+        }
         tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            _ = hangup.recv() => running.reload(),
+            () = running.drain() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
-    tokio::select! {
-        () = running.drain() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
 }

@@ -1,18 +1,64 @@
-//! Hedgerow: a sidecar proxy for the outbound tool calls of LLM agents.
+//! Hedgerow: a sidecar proxy for the outbound tool calls of LLM agents. It makes every call bounded by
+//! one absolute deadline, hedged when slow, isolated by bulkheads and cut off by breakers.
+//!
+//! # The life of a request
+//!
+//! A listener accepts the connection ([`listen::accept`]) and parks it until the first byte
+//! ([`listen::connection`]). The HTTP library reads a head; what any proxy must refuse is refused
+//! ([`listen::forward`]): odd framing, bad authorities, loops, the process's own ports. A CONNECT is
+//! dialled and becomes a tunnel, unless what comes through it turns out to be HTTP ([`listen::tunnel`]).
+//!
+//! The request takes one snapshot of the policy ([`config`]) and goes on its journey
+//! ([`pipeline::journey`]):
+//!
+//! 1. the upstream, its policy and route ([`upstream::registry`]), made on first use and kept over
+//!    reloads;
+//! 2. one deadline ([`policy::deadline`]) for all that follows;
+//! 3. an attempt: breaker, permit, breaker again ([`pipeline::gate`]), an idle connection or a new one
+//!    ([`upstream::dial`]), the request, the head ([`pipeline::attempt`]). When the head is late, a
+//!    second attempt starts; the first acceptable head wins ([`pipeline::race`]) and the other is
+//!    dropped, which cancels it on the wire;
+//! 4. the answer ([`pipeline::answer`]): the head at once, the body as it comes. The permit, the verdict
+//!    for the breaker ([`pipeline::judge`]) and the account for metrics and log ([`pipeline::ledger`])
+//!    live in the body until it ends, however it ends.
+//!
+//! What goes wrong is an [`error::Error`], and [`respond`] gives each the one shape that callers know.
+//!
+//! # Who may use whom
+//!
+//! The list below is in reading order, and imports point upwards in it only: a policy knows no other
+//! policy, the pipeline owns every loop and every wait, and only the demo and the command line use [`app`].
+
+#![forbid(unsafe_code)]
+
+pub mod units;
+
+pub mod error;
+
+pub mod wire;
+
+pub mod config;
+
+pub mod telemetry;
+
+pub mod call;
+
+pub mod policy;
+
+pub mod tls;
+
+pub mod upstream;
+
+pub mod respond;
+
+pub mod pipeline;
+
+pub mod listen;
 
 pub mod admin;
+
 pub mod app;
-pub mod call;
-pub mod cli;
-pub mod config;
+
 pub mod demo;
-pub mod error;
-pub mod listen;
-pub mod pipeline;
-pub mod policy;
-pub mod respond;
-pub mod telemetry;
-pub mod tls;
-pub mod units;
-pub mod upstream;
-pub mod wire;
+
+pub mod cli;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -13,6 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::connection;
 use super::downstream::ClientSocket;
 use crate::pipeline::Proxy;
+use crate::telemetry::metrics::Listener;
 
 /// The first pause after an accept that failed for want of something; it doubles up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -36,9 +38,8 @@ pub async fn run(door: Door, proxy: Arc<Proxy>) {
     let mut pause = FIRST_PAUSE;
     let mut last_message: Option<Instant> = None;
     loop {
-        // Waited for first and taken with the connection: a port that only listens takes no place.
-        let Ok(free) = door.places.acquire().await else { return };
-        drop(free);
+        // Waited for but not held: a place that nobody has come for counts as free.
+        let Ok(_) = door.places.acquire().await else { return };
         match door.listener.accept().await {
             Ok((stream, peer)) => {
                 pause = FIRST_PAUSE;
@@ -66,7 +67,8 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         tracing::debug!(%peer, "connection from outside listen.clients closed");
         return;
     }
-    if proxy.registry().dialer().own_sockets().holds(&peer) {
+    let own_sockets = proxy.registry().dialer().own_sockets();
+    if original_destination(&stream).is_some_and(|meant| own_sockets.holds(peer, meant)) {
         tracing::error!(%peer, "loop: a connection of our own was redirected back to us; closed");
         return;
     }
@@ -76,9 +78,21 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
     }
     let proxy = proxy.clone();
     tokio::spawn(async move {
+        let held = (place, proxy.metrics().connection(Listener::Proxy));
         connection::serve(ClientSocket::new(stream), proxy, None).await;
-        drop(place);
+        drop(held);
     });
+}
+
+/// Where the client meant to go; another place than this port when a redirect rule sent it here. `None`
+/// where the kernel tracks no connections, so that there is no such rule.
+fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
+    let socket = SockRef::from(stream);
+    let meant = match stream.local_addr().ok()? {
+        SocketAddr::V4(_) => socket.original_dst_v4(),
+        SocketAddr::V6(_) => socket.original_dst_v6(),
+    };
+    meant.ok()?.as_socket()
 }
 
 fn may_connect(peer: IpAddr, clients: &[IpNet]) -> bool {

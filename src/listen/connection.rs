@@ -29,12 +29,17 @@ use crate::call::RequestId;
 use crate::config::Limits;
 use crate::error::Error;
 use crate::pipeline::Proxy;
-use crate::pipeline::answer::{AnswerBody, Upgraded};
+use crate::pipeline::answer::{self, AnswerBody, Upgraded};
+use crate::pipeline::ledger::Ledger;
+use crate::policy::deadline::Arrival;
 use crate::respond;
 use crate::wire::authority::Authority;
 
-/// Idle for so long, a connection gives its buffers back.
-const PARK_AFTER: Duration = Duration::from_secs(1);
+/// Idle for so long, a connection gives its buffers back. Short, so that a burst of connections never
+/// holds all its buffers at once; making the state anew costs about a microsecond.
+const PARK_AFTER: Duration = Duration::from_millis(100);
+/// How often a connection with a request on it is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A connection that ends is read for so long, so that unread bytes do not turn its last answer into
 /// a reset (RFC 9112 section 9.6).
 const LINGER: Duration = Duration::from_secs(2);
@@ -69,15 +74,17 @@ pub async fn serve(socket: ClientSocket, proxy: Arc<Proxy>, tunnel: Option<Autho
     // Parked until the first byte: a connection that only waits costs its socket.
     while wait_parked(&socket, &inbound.shared, &limits).await {
         let mut running = Running::start(socket, &inbound, &limits);
-        let end = running.run(&inbound.shared, &limits).await;
+        let end = running.run(&inbound, &limits).await;
         let (rest, read_ahead) = running.stop();
         socket = rest;
         socket.unread(read_ahead);
         match end {
             End::Parked => {}
             End::Done(_) if inbound.takeover.lock().is_some() => break,
-            End::Done(outcome) => return close(socket, &inbound.shared, outcome.err()).await,
-            End::TimedOut(Phase::Head) => return last_words(socket, &Error::RequestTimeout).await,
+            End::Done(outcome) => return close(socket, &inbound, outcome.err()).await,
+            End::TimedOut(Phase::Head) => {
+                return last_words(socket, &inbound.proxy, Error::RequestTimeout).await;
+            }
             End::TimedOut(_) => return,
             End::GivenUp => return socket.reset_on_close(),
         }
@@ -104,11 +111,12 @@ async fn wait_parked(socket: &ClientSocket, shared: &Shared, limits: &Limits) ->
 }
 
 /// Ends a connection that the library is done with, after an answer of ours when its head was bad.
-async fn close(socket: ClientSocket, shared: &Shared, error: Option<hyper::Error>) {
+async fn close(socket: ClientSocket, inbound: &Inbound, error: Option<hyper::Error>) {
+    let shared = &inbound.shared;
     let (phase, _) = shared.phase();
     match error {
         Some(error) if phase == Phase::Head => match bad_head(&error, shared) {
-            Some(error) => last_words(socket, &error).await,
+            Some(error) => last_words(socket, &inbound.proxy, error).await,
             None => drop(socket),
         },
         Some(error) if error.is_user() && shared.is_close_delimited() => socket.reset_on_close(),
@@ -131,13 +139,9 @@ fn bad_head(error: &hyper::Error, shared: &Shared) -> Option<Error> {
 }
 
 /// Answers outside the library, and closes.
-async fn last_words(mut socket: ClientSocket, error: &Error) {
-    let id = RequestId::Ours(fastrand::u64(..));
-    let context =
-        respond::error::Context { upstream: None, request_id: &id, now: Instant::now(), deadline: None };
-    let response = respond::error::response(error, context);
-    tracing::debug!(request_id = %id, error = error.word(), "request head refused");
-    let bytes = respond::error::on_the_wire(&response);
+async fn last_words(mut socket: ClientSocket, proxy: &Arc<Proxy>, error: Error) {
+    let ledger = Ledger::open(proxy, Arrival::now(), RequestId::Ours(fastrand::u64(..)), None);
+    let bytes = respond::error::on_the_wire(&answer::refusal(error, ledger, None));
     if timeout(LINGER, socket.write_all(&bytes)).await.is_ok() {
         linger(socket).await;
     }
@@ -186,9 +190,15 @@ impl Running {
         Self { http: Box::new(builder.serve_connection(io, Requests(inbound.clone()))) }
     }
 
-    async fn run(&mut self, shared: &Shared, limits: &Limits) -> End {
+    async fn run(&mut self, Inbound { proxy, shared, .. }: &Inbound, limits: &Limits) -> End {
         let mut timer = pin!(sleep_until(Instant::now() + PARK_AFTER));
+        let mut ending = pin!(proxy.ending());
+        let mut is_told = false;
         poll_fn(|cx| {
+            // Once is enough to be woken, and what runs here looks for itself then.
+            if !std::mem::replace(&mut is_told, true) {
+                let _ = ending.as_mut().poll(cx);
+            }
             if let Poll::Ready(outcome) = self.http.poll_without_shutdown(cx) {
                 return Poll::Ready(End::Done(outcome));
             }
@@ -217,14 +227,14 @@ fn check(shared: &Shared, limits: &Limits, now: Instant) -> Result<Instant, End>
         Phase::Idle if shared.is_blocked() => (since + limits.keep_alive, End::TimedOut(phase)),
         Phase::Idle => (since + PARK_AFTER, End::Parked),
         Phase::Busy => match shared.gives_up_at() {
-            Some(at) => (at + PARK_AFTER, End::GivenUp),
-            None => (now + PARK_AFTER, End::Parked),
+            Some(at) => (at + LOOK_EVERY, End::GivenUp),
+            None => (now + LOOK_EVERY, End::Parked),
         },
     };
     match now >= due {
         true => Err(end),
         // A phase can change without a word to the timer, so it looks again soon.
-        false => Ok(due.min(now + PARK_AFTER)),
+        false => Ok(due.min(now + LOOK_EVERY)),
     }
 }
 
@@ -242,7 +252,7 @@ impl Service<Request<Incoming>> for Requests {
         let inbound = self.0.clone();
         Box::pin(async move {
             let response = forward::answer(&inbound, request).await;
-            Ok(response.map(|body| Delivery { body, shared: inbound.shared.clone() }))
+            Ok(response.map(|body| Delivery { body, broken: None, shared: inbound.shared.clone() }))
         })
     }
 }
@@ -250,6 +260,9 @@ impl Service<Request<Incoming>> for Requests {
 /// An answer's body that tells the connection when it is over.
 struct Delivery {
     body: AnswerBody,
+    /// What the body has broken with, while all that came before it is written: at an error the
+    /// library throws away what it has not written yet, and that may be the head.
+    broken: Option<Error>,
     shared: Arc<Shared>,
 }
 
@@ -267,11 +280,21 @@ impl Body for Delivery {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Ready(Some(Err(error))) => {
+                self.broken = Some(error);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            polled => polled,
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.broken.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

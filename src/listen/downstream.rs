@@ -191,18 +191,20 @@ impl ClientSocket {
         Self { stream, ahead: Bytes::new() }
     }
 
-    /// Puts back what was read too early.
+    /// Puts back what was read too early. Bytes of no length are dropped, as they can hold the whole
+    /// buffer that they were read into.
     pub fn unread(&mut self, bytes: Bytes) {
-        if self.ahead.is_empty() {
-            self.ahead = bytes;
-        } else if !bytes.is_empty() {
-            self.ahead = [&bytes[..], &self.ahead[..]].concat().into();
+        if bytes.is_empty() {
+            return;
         }
+        self.ahead =
+            if self.ahead.is_empty() { bytes } else { [&bytes[..], &self.ahead[..]].concat().into() };
     }
 
-    /// Resolves when there is something to read, the end included.
+    /// Resolves when there is something to read, the end included. It peeks, since the runtime takes a
+    /// new socket for readable until a read has found nothing.
     pub async fn readable(&self) -> io::Result<()> {
-        if self.ahead.is_empty() { self.stream.readable().await } else { Ok(()) }
+        if self.ahead.is_empty() { self.stream.peek(&mut [0]).await.map(drop) } else { Ok(()) }
     }
 
     /// The bare socket, and what was read ahead.

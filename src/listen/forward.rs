@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::connect;
 use super::connection::{Inbound, Takeover};
-use crate::call::{InterimSink, RequestId};
+use crate::call::{InterimSink, RequestId, has_body};
 use crate::config::Config;
 use crate::error::Error;
 use crate::pipeline::answer::{self, Answer, AnswerBody};
@@ -28,7 +28,7 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
     let arrival = Arrival::now();
     let config = inbound.proxy.snapshot();
     let id = RequestId::of(request.headers());
-    let ledger = Ledger::open(&inbound.proxy, arrival, id, request.method().clone());
+    let ledger = Ledger::open(&inbound.proxy, arrival, id, Some(request.method().clone()));
     let version = request.version();
     let is_connect = request.method() == Method::CONNECT;
 
@@ -36,7 +36,8 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
         Err(error) => Arrived::Answer(answer::refuse(error, ledger, None)),
         Ok(Checked::Own(status)) => Arrived::Answer(own(&request, status, ledger)),
         Ok(Checked::Tunnel(authority)) => {
-            match connect::open(inbound, config, request.headers(), authority, arrival, ledger).await {
+            let opening = connect::open(inbound, config, request.headers(), authority, arrival, ledger);
+            match Box::pin(opening).await {
                 Ok(opened) => {
                     *inbound.takeover.lock() = Some(Takeover::Tunnel(Box::new(opened)));
                     return Response::new(AnswerBody::empty());
@@ -66,7 +67,7 @@ pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Respo
         Arrived::Answer(answer) => finish(inbound, answer, version, is_connect),
         Arrived::Upgraded(mut upgraded) => {
             let response = std::mem::replace(&mut upgraded.response, Response::new(AnswerBody::empty()));
-            *inbound.takeover.lock() = Some(Takeover::Upgraded(Box::new(upgraded)));
+            *inbound.takeover.lock() = Some(Takeover::Upgraded(upgraded));
             response
         }
     }
@@ -94,6 +95,10 @@ fn check(inbound: &Inbound, config: &Config, request: &Request<Incoming>) -> Res
     let dialer = inbound.proxy.registry().dialer();
     if request.method() == Method::CONNECT {
         let authority = target::read_connect(request.uri()).map_err(Error::InvalidRequest)?;
+        // To the client they are the tunnel's first bytes, to the library a body (RFC 9110 section 9.3.6).
+        if has_body(headers) {
+            return Err(Error::InvalidRequest("a CONNECT has no content"));
+        }
         if inbound.tunnel.is_some() {
             return Err(Error::Misdirected);
         }

@@ -99,7 +99,8 @@ async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<S
     Ok(verdict)
 }
 
-/// Copies both ways until both ends have closed, one has failed, or nothing has moved for too long.
+/// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the
+/// process ends.
 async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: Held) {
     let (idle, half_closed_idle) = {
         let stages = held.lane.stages();
@@ -114,6 +115,9 @@ async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: He
         copy_bidirectional_with_sizes(&mut client, &mut upstream, COPY_BUFFER, COPY_BUFFER).await
     };
     tokio::pin!(copied);
+    let proxy = held.ledger.proxy().clone();
+    let ending = proxy.ending();
+    tokio::pin!(ending);
     let limit = || if meter.is_half_closed.load(Ordering::Relaxed) { half_closed_idle } else { idle };
     loop {
         let due = meter.last_moved() + limit();
@@ -125,6 +129,7 @@ async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: He
                 }
                 return;
             }
+            () = &mut ending => return,
             () = sleep_until(due.min(Instant::now() + half_closed_idle)) => {
                 if Instant::now() >= meter.last_moved() + limit() {
                     return;

@@ -158,20 +158,25 @@ pub fn upgrade(outcome: Outcome, mut ledger: Ledger) -> Upgraded {
 }
 
 /// The answer to a call that ends in an error; closes its account.
-pub fn refuse(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> Answer {
+pub fn refuse(error: Error, ledger: Ledger, deadline: Option<Instant>) -> Answer {
+    let word = error.word();
+    Answer::own(refusal(error, ledger, deadline).map(AnswerBody::full), Some(word))
+}
+
+/// The response to a call that ends in an error; closes its account.
+pub fn refusal(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> Response<Bytes> {
     let context = respond::error::Context {
         upstream: ledger.upstream(),
         request_id: ledger.id(),
         now: Instant::now(),
         deadline,
     };
-    let response = respond::error::response(&error, context).map(AnswerBody::full);
+    let response = respond::error::response(&error, context);
     if let Error::Internal(cause) = &error {
         tracing::error!(request_id = %ledger.id(), cause = cause.as_str().unwrap_or("-"), "internal error");
     }
-    let refusal = Some(error.word());
     ledger.fails(error);
-    Answer::own(response, refusal)
+    response
 }
 
 /// An upstream's body with all that is held until it ends.
@@ -218,6 +223,7 @@ impl Streaming {
                 self.judge.fail(&error, Instant::now());
                 self.cut(error, cx)
             }
+            Poll::Pending if self.ledger.proxy().is_ending() => self.cut(Error::ShuttingDown, cx),
             Poll::Pending => {
                 let error = std::task::ready!(self.poll_timer(cx));
                 self.judge.expire(Instant::now());

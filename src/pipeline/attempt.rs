@@ -139,7 +139,7 @@ async fn connection(
     let egress = &lane.config().egress;
     let verdict = egress::check_name(egress, lane.dialled())?;
     let avoid = match kind {
-        AttemptKind::Hedge => other_address(this, lane).await,
+        AttemptKind::Hedge => Box::pin(other_address(this, lane)).await,
         _ => None,
     };
     if may_reuse {
@@ -153,7 +153,8 @@ async fn connection(
     }
     let to =
         Destination { authority: lane.dialled(), tls, egress, timeout: lane.stages().connect_timeout, avoid };
-    this.proxy.registry().dialer().connection(to, &this.call.progress).await
+    // Boxed, as is the rest that few attempts come to: the room would be part of every request.
+    Box::pin(this.proxy.registry().dialer().connection(to, &this.call.progress)).await
 }
 
 /// The address that the first attempt went to, when the name has another one to go to instead.

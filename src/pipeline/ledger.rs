@@ -28,7 +28,7 @@ pub struct Ledger {
     proxy: Arc<Proxy>,
     arrival: Arrival,
     id: RequestId,
-    method: Method,
+    method: Option<Method>,
     lane: Option<Lane>,
     path: Option<String>,
     progress: Arc<Progress>,
@@ -42,8 +42,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the account of a request that has arrived.
-    pub fn open(proxy: &Arc<Proxy>, arrival: Arrival, id: RequestId, method: Method) -> Self {
+    /// Opens the account of a request that has arrived. One whose head could not be read has no method.
+    pub fn open(proxy: &Arc<Proxy>, arrival: Arrival, id: RequestId, method: Option<Method>) -> Self {
         proxy.enter();
         Self {
             proxy: proxy.clone(),
@@ -71,6 +71,11 @@ impl Ledger {
     /// What the call and its attempts share with the account.
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
+    }
+
+    /// The process.
+    pub fn proxy(&self) -> &Arc<Proxy> {
+        &self.proxy
     }
 
     /// The policy name of the upstream, once it is known.
@@ -154,7 +159,7 @@ impl Ledger {
             request_id: Some(self.id.to_string().into()),
             upstream: self.lane.as_ref().map(|lane| lane.policy().name.clone()),
             route: self.lane.as_ref().and_then(|lane| lane.route()).and_then(|route| route.name.clone()),
-            method: Some(self.method.clone()),
+            method: self.method.clone(),
             authority: self.lane.as_ref().map(|lane| lane.upstream.authority().clone()),
             path: self.path.take(),
             status: Some(code),

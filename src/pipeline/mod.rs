@@ -21,13 +21,17 @@ pub mod outgoing;
 pub mod race;
 pub mod target;
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 
 use arc_swap::ArcSwap;
 use http::{HeaderValue, StatusCode};
 use hyper::body::Incoming;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 use self::answer::{Answer, Upgraded};
@@ -35,6 +39,7 @@ use self::attempt::Try;
 use self::ledger::Ledger;
 use crate::call::InterimSink;
 use crate::config::Config;
+use crate::error::Error;
 use crate::policy::deadline::{Arrival, Deadline};
 use crate::respond::headers;
 use crate::telemetry::log::AccessLog;
@@ -58,6 +63,8 @@ pub struct Proxy {
     served: AtomicU64,
     became_idle: Notify,
     is_draining: AtomicBool,
+    is_ending: AtomicBool,
+    ending: Notify,
 }
 
 impl Proxy {
@@ -84,6 +91,8 @@ impl Proxy {
             served: AtomicU64::new(0),
             became_idle: Notify::new(),
             is_draining: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            ending: Notify::new(),
         }
     }
 
@@ -162,6 +171,30 @@ impl Proxy {
         self.is_draining.load(Ordering::Relaxed)
     }
 
+    /// Ends what still runs: a call without an answer gets one that says so, bodies and tunnels are cut.
+    pub fn end_calls(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+        self.ending.notify_waiters();
+    }
+
+    /// Whether calls are being ended.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when calls are being ended; for the task of a connection, which polls all that it serves.
+    pub fn ending(&self) -> Notified<'_> {
+        self.ending.notified()
+    }
+
+    /// What becomes of a call that would have to wait on.
+    pub fn unless_ending<T>(&self, polled: Poll<Result<T, Error>>) -> Poll<Result<T, Error>> {
+        match polled {
+            Poll::Pending if self.is_ending() => Poll::Ready(Err(Error::ShuttingDown)),
+            polled => polled,
+        }
+    }
+
     /// Requests and tunnels under way.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
@@ -183,7 +216,7 @@ pub enum Arrived {
     /// An answer.
     Answer(Answer),
     /// The connection changes its protocol, and is the client's and the upstream's from now on.
-    Upgraded(Upgraded),
+    Upgraded(Box<Upgraded>),
 }
 
 /// A request as a listener hands it on: readable, and for some upstream.
@@ -212,28 +245,32 @@ pub struct Intake {
 /// the call alone was waiting for, requests at upstreams included.
 pub async fn journey(proxy: &Proxy, intake: Intake, mut ledger: Ledger) -> Arrived {
     let mut end = None;
-    let travelled = async {
-        // 1. Target: the upstream, its policy and route, and whether the name may be called at all.
-        let (upstream, target) = target::find(proxy, &intake)?;
-        let lane = target::lane(proxy, &intake, upstream, &target);
-        ledger.goes_to(&lane, target.as_str());
-        egress::check_name(&lane.config().egress, lane.dialled())?;
+    let travelled = {
+        let mut travel = pin!(async {
+            // 1. Target: the upstream, its policy and route, and whether the name may be called at all.
+            let (upstream, target) = target::find(proxy, &intake)?;
+            let lane = target::lane(proxy, &intake, upstream, &target);
+            ledger.goes_to(&lane, target.as_str());
+            egress::check_name(&lane.config().egress, lane.dialled())?;
 
-        // 2. Deadline: one instant for everything below.
-        let policy = lane.stages().deadline.as_ref();
-        let deadline = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
-        end = deadline.as_ref().map(|deadline| deadline.at);
-        let call = target::call(proxy, intake, &lane, target, &ledger);
+            // 2. Deadline: one instant for everything below.
+            let policy = lane.stages().deadline.as_ref();
+            let deadline = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
+            end = deadline.as_ref().map(|deadline| deadline.at);
+            let call = target::call(proxy, intake, &lane, target, &ledger);
 
-        // 3. Tries: attempts, hedged when slow.
-        let outcome = race::run(Try { proxy, call: &call, deadline: deadline.as_ref() }, &lane).await?;
-        Ok((call, deadline, outcome))
-    }
-    .await;
+            // 3. Tries: attempts, hedged when slow.
+            let outcome = race::run(Try { proxy, call: &call, deadline: deadline.as_ref() }, &lane).await?;
+            Ok((call, deadline, outcome))
+        });
+        poll_fn(|cx| proxy.unless_ending(travel.as_mut().poll(cx))).await
+    };
 
     // 4. Answer: the head at once, the body as it comes.
     match travelled {
-        Ok((_, _, outcome)) if is_upgrade(&outcome) => Arrived::Upgraded(answer::upgrade(outcome, ledger)),
+        Ok((_, _, outcome)) if is_upgrade(&outcome) => {
+            Arrived::Upgraded(Box::new(answer::upgrade(outcome, ledger)))
+        }
         Ok((call, deadline, outcome)) => {
             Arrived::Answer(answer::deliver(&call, deadline.as_ref(), outcome, ledger))
         }

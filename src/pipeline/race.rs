@@ -55,19 +55,19 @@ pub async fn run(this: Try<'_>, lane: &Lane) -> Result<Outcome, Error> {
     let mut runners = Runners { primary: Some(primary), hedges: Vec::new() };
     let mut kept = Kept::default();
     loop {
-        let event = poll_fn(|cx| {
-            if let Poll::Ready(event) = runners.poll(cx) {
-                return Poll::Ready(event);
+        let ended = poll_fn(|cx| {
+            if let Poll::Ready(ended) = runners.poll(cx) {
+                return Poll::Ready(Some(ended));
             }
-            timer.as_mut().poll(cx).map(|()| Event::Timer)
+            timer.as_mut().poll(cx).map(|()| None)
         })
         .await;
-        match event {
-            Event::Ended(kind, Ok(head)) if head.is_acceptable() => {
+        match ended {
+            Some((kind, Ok(head))) if head.is_acceptable() => {
                 progress.decide(Fate::Superseded);
                 return Ok(hedging.won(kind, head));
             }
-            Event::Ended(kind, ended) => {
+            Some((kind, ended)) => {
                 if ended.as_ref().is_ok_and(|head| is_push_back(head.response.headers())) {
                     hedging.disarm();
                 }
@@ -81,8 +81,8 @@ pub async fn run(this: Try<'_>, lane: &Lane) -> Result<Outcome, Error> {
                     return kept.into_answer().map(|(kind, head)| hedging.settled(kind, head));
                 }
             }
-            Event::Timer if Instant::now() >= end => return Err(expired(this)),
-            Event::Timer => {
+            None if Instant::now() >= end => return Err(expired(this)),
+            None => {
                 if let Some(hedge) = hedging.start(this, lane, end) {
                     runners.hedges.push(hedge);
                 }
@@ -98,10 +98,8 @@ fn expired(this: Try<'_>) -> Error {
     this.deadline.map_or(Error::Internal(Cause::NONE), |deadline| deadline.exceeded(stage))
 }
 
-enum Event {
-    Ended(AttemptKind, Result<Head, Error>),
-    Timer,
-}
+/// How an attempt ended.
+type Ended = (AttemptKind, Result<Head, Error>);
 
 type HedgeFuture<'a> = Pin<Box<dyn Future<Output = Result<Head, Error>> + Send + 'a>>;
 
@@ -112,17 +110,17 @@ struct Runners<'a, P> {
 }
 
 impl<P: Future<Output = Result<Head, Error>>> Runners<'_, P> {
-    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Event> {
+    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Ended> {
         if let Some(primary) = &mut self.primary
             && let Poll::Ready(ended) = primary.as_mut().poll(cx)
         {
             self.primary = None;
-            return Poll::Ready(Event::Ended(AttemptKind::Primary, ended));
+            return Poll::Ready((AttemptKind::Primary, ended));
         }
         for at in 0..self.hedges.len() {
             if let Poll::Ready(ended) = self.hedges[at].as_mut().poll(cx) {
                 drop(self.hedges.swap_remove(at));
-                return Poll::Ready(Event::Ended(AttemptKind::Hedge, ended));
+                return Poll::Ready((AttemptKind::Hedge, ended));
             }
         }
         Poll::Pending
@@ -196,7 +194,6 @@ impl Hedging {
                 Plan::After(delay) => (delay, true),
                 Plan::NoGain(delay) => (delay, false),
             };
-            lane.metrics().hedge_delay(delay);
             this_plan.spacing = delay;
             this_plan.pays = pays;
             this_plan.left = hedge.max_extra;
@@ -210,6 +207,7 @@ impl Hedging {
         // The timer still strikes for a hedge that was disarmed after it was set.
         self.next.take()?;
         let now = Instant::now();
+        self.lane.metrics().hedge_delay(self.spacing);
         match self.admit(this, lane, now, end) {
             Ok((lane, pass)) => {
                 self.left -= 1;

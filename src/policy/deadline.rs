@@ -163,13 +163,14 @@ fn grpc_timeout(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
         .map_err(Error::InvalidDeadline)
 }
 
-/// The earliest of the SDKs' own timeouts. Those that cannot be read are ignored: they are hints.
+/// The earliest of the SDKs' own timeouts. Those that cannot be read, or lead beyond what the clock can
+/// say, are ignored: they are hints.
 fn sdk_hint(headers: &HeaderMap, wall: SystemTime) -> Option<SystemTime> {
     let seconds = [&STAINLESS_READ_TIMEOUT, &STAINLESS_TIMEOUT]
         .into_iter()
         .filter_map(|name| headers.get(name))
         .filter_map(|value| header::parse_stainless_timeout(value.as_bytes()))
-        .map(|left| wall + left);
+        .filter_map(|left| wall.checked_add(left));
     let ttl = headers.get(&AMZ_SDK_REQUEST).and_then(|value| header::parse_amz_ttl(value.as_bytes()));
     seconds.chain(ttl).min()
 }
@@ -178,4 +179,19 @@ fn sdk_hint(headers: &HeaderMap, wall: SystemTime) -> Option<SystemTime> {
 fn rfc3339(at: SystemTime) -> HeaderValue {
     HeaderValue::from_maybe_shared(bytes::Bytes::from(header::format_rfc3339_millis(at)))
         .unwrap_or_else(|_| HeaderValue::from_static("1970-01-01T00:00:00.000Z"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_beyond_the_clock_is_no_hint() {
+        let endless = HeaderValue::from_static("18446744073709551615");
+        let headers = HeaderMap::from_iter([(STAINLESS_TIMEOUT.clone(), endless)]);
+        let config = config::embedded();
+        let policy = config.defaults.stages.deadline.as_ref();
+        let deadline = Deadline::of(policy, &headers, Arrival::now()).unwrap().unwrap();
+        assert_eq!(deadline.bound, Bound::Default);
+    }
 }

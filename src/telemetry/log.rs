@@ -17,7 +17,9 @@ use std::time::{Duration, SystemTime};
 
 use metrics::Counter;
 use serde_json::Value;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::AccessLog as Form;
 use crate::telemetry::metrics::{HedgeOutcome, Outcome};
@@ -229,27 +231,29 @@ fn write_all(waiting: &Receiver<(Form, AccessRecord)>, out: impl Write, lost: &C
     }
 }
 
-/// Sends operational messages from `level` on (`error`, `warn`, `info`, `debug`, `trace`, or a filter in
-/// the syntax of `tracing-subscriber`) to standard error: as text on a terminal, else as JSON. A plain
+/// Sends operational messages from `level` on (`error`, `warn`, `info`, `debug`, `trace`, or targets with
+/// levels, as in `warn,hedgerow=debug`) to standard error: as text on a terminal, else as JSON. A plain
 /// level is hedgerow's; libraries stay at `warn`, or at the level where that is lower.
 ///
 /// # Errors
 /// When the filter cannot be read, or messages go somewhere already.
 pub fn init_tracing(level: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter(level)?).with_writer(io::stderr).with_target(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false);
+    let subscriber = tracing_subscriber::registry().with(filter(level)?);
     if io::stderr().is_terminal() {
-        builder.try_init()
+        subscriber.with(lines).try_init()?;
     } else {
-        builder.json().flatten_event(true).try_init()
+        subscriber.with(lines.json().flatten_event(true)).try_init()?;
     }
+    Ok(())
 }
 
-fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
+/// Targets and levels suffice; the filter by spans and fields costs a regex engine.
+fn filter(level: &str) -> Result<Targets, tracing_subscriber::filter::ParseError> {
     match level.to_ascii_lowercase().as_str() {
-        plain @ ("off" | "error") => EnvFilter::try_new(plain),
-        plain @ ("warn" | "info" | "debug" | "trace") => EnvFilter::try_new(format!("warn,hedgerow={plain}")),
-        _ => EnvFilter::try_new(level),
+        plain @ ("off" | "error") => plain.parse(),
+        plain @ ("warn" | "info" | "debug" | "trace") => format!("warn,hedgerow={plain}").parse(),
+        _ => level.parse(),
     }
 }
 

@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -203,7 +204,7 @@ pub struct Metrics {
     /// By policy name; grows only as policies are edited.
     upstreams: RwLock<HashMap<Arc<str>, Arc<UpstreamMetrics>>>,
     reloads: Vec<Counter>,
-    connections: Vec<Gauge>,
+    connections: Vec<(Gauge, Arc<AtomicUsize>)>,
     access_log_dropped: Counter,
     config_hash: Mutex<String>,
 }
@@ -219,8 +220,9 @@ impl Metrics {
         let handle = recorder.handle();
         let registry = Arc::new(Registry(recorder));
         let reloads = each(Reload::ALL, |it| registry.counter(CONFIG_RELOADS, &[("result", it.word())]));
-        let connections =
-            each(Listener::ALL, |it| registry.gauge(CONNECTIONS_OPEN, &[("listener", it.word())]));
+        let connections = each(Listener::ALL, |it| {
+            (registry.gauge(CONNECTIONS_OPEN, &[("listener", it.word())]), Arc::default())
+        });
         Self {
             handle,
             upstreams: RwLock::default(),
@@ -242,6 +244,11 @@ impl Metrics {
         upstreams.entry(name.clone()).or_insert_with(fresh).clone()
     }
 
+    /// The metrics of every upstream that any policy has named so far.
+    pub fn upstreams(&self) -> Vec<Arc<UpstreamMetrics>> {
+        self.upstreams.read().values().cloned().collect()
+    }
+
     /// Counts a reload.
     pub fn reload(&self, result: Reload) {
         self.reloads[result as usize].increment(1);
@@ -252,9 +259,16 @@ impl Metrics {
         hash.clone_into(&mut self.config_hash.lock());
     }
 
-    /// How many client connections a listener has. To be set before rendering.
-    pub fn set_connections(&self, listener: Listener, open: usize) {
-        self.connections[listener as usize].set(open as f64);
+    /// Counts a client connection as open for as long as the guard lives.
+    pub fn connection(&self, listener: Listener) -> OpenConnection {
+        let open = &self.connections[listener as usize].1;
+        open.fetch_add(1, Ordering::Relaxed);
+        OpenConnection(open.clone())
+    }
+
+    /// How many client connections a listener has.
+    pub fn open_connections(&self, listener: Listener) -> usize {
+        self.connections[listener as usize].1.load(Ordering::Relaxed)
     }
 
     /// For the access log to count the lines that it loses.
@@ -264,6 +278,9 @@ impl Metrics {
 
     /// Everything in Prometheus' text format, version 0.0.4.
     pub fn render(&self) -> String {
+        for (gauge, open) in &self.connections {
+            gauge.set(open.load(Ordering::Relaxed) as f64);
+        }
         let mut text = self.handle.render();
         // By hand, because a gauge that was registered never goes away again: one for each policy that
         // ever was would stay.
@@ -284,6 +301,17 @@ impl Metrics {
     /// until then each one is kept by itself.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
+    }
+}
+
+/// A client connection that is open.
+#[derive(Debug)]
+#[must_use = "dropping it means that the connection is closed"]
+pub struct OpenConnection(Arc<AtomicUsize>);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -379,6 +407,11 @@ impl UpstreamMetrics {
             name: name.clone(),
             registry,
         }
+    }
+
+    /// The policy name of the upstream.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// A request came to its end. `code` is the status that the client got, 499 when it had left.
@@ -493,7 +526,8 @@ mod tests {
         quotes.deadline_exceeded(Stage::Queue);
         quotes.set_breakers([2, 1, 0]);
         quotes.set_bulkhead(7, 3);
-        metrics.set_connections(Listener::Proxy, 4);
+        let _open = [(); 4].map(|()| metrics.connection(Listener::Proxy));
+        drop(metrics.connection(Listener::Admin));
         metrics.reload(Reload::Applied);
         metrics.set_config("abc123");
         metrics

@@ -3,6 +3,10 @@
 //! The counts tell two things that the HTTP library does not: whether any byte of a request was
 //! written and whether any byte of an answer came. A request may go out again on another connection
 //! only by that evidence (RFC 9110 section 9.2.2).
+//!
+//! A write that fails is not the end: an upstream that refuses a large upload answers and closes while
+//! we still write, and its answer lies in our receive buffer (RFC 9112 section 9.5). So the reading
+//! side alone says when a connection is over.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,37 +20,41 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// Our own ends of all connections that are open to upstreams. A client that connects from one of
-/// them is ourselves, sent back by a redirect rule.
+/// All connections that are open to upstreams, by both of their ends: ours and the other. A client whose
+/// connection is one of them is ourselves, sent back by a redirect rule.
+///
+/// Our end alone would not tell: the kernel gives one local port to several connections at once as long
+/// as they lead to different places. So an agent on this machine may well connect from the address of a
+/// socket of ours.
 #[derive(Debug, Default)]
-pub struct OwnSockets(DashSet<SocketAddr>);
+pub struct OwnSockets(DashSet<(SocketAddr, SocketAddr)>);
 
 impl OwnSockets {
-    /// Whether `peer` is one of our own sockets.
-    pub fn holds(&self, peer: &SocketAddr) -> bool {
-        self.0.contains(peer)
+    /// Whether the connection that was made from `near` to `far` is one of ours.
+    pub fn holds(&self, near: SocketAddr, far: SocketAddr) -> bool {
+        self.0.contains(&(near, far))
     }
 
-    /// Remembers the near end of `stream` until the mark is dropped.
+    /// Remembers `stream` until the mark is dropped.
     pub fn mark(self: &Arc<Self>, stream: &TcpStream) -> OwnMark {
-        let local = stream.local_addr().ok();
-        if let Some(local) = local {
-            self.0.insert(local);
+        let ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
+        if let Some(ends) = ends {
+            self.0.insert(ends);
         }
-        OwnMark { sockets: self.clone(), local }
+        OwnMark { sockets: self.clone(), ends }
     }
 }
 
-/// Keeps one address in [`OwnSockets`].
+/// Keeps one connection in [`OwnSockets`].
 pub struct OwnMark {
     sockets: Arc<OwnSockets>,
-    local: Option<SocketAddr>,
+    ends: Option<(SocketAddr, SocketAddr)>,
 }
 
 impl Drop for OwnMark {
     fn drop(&mut self) {
-        if let Some(local) = self.local {
-            self.sockets.0.remove(&local);
+        if let Some(ends) = self.ends {
+            self.sockets.0.remove(&ends);
         }
     }
 }
@@ -75,6 +83,8 @@ pub struct Socket {
     stream: Stream,
     traffic: Arc<Traffic>,
     peer: SocketAddr,
+    /// Reading has come to the end, or failed.
+    is_read_out: bool,
     // Dropped after the stream: an address is given up only once its socket is closed.
     _mark: OwnMark,
 }
@@ -87,12 +97,13 @@ enum Stream {
 impl Socket {
     /// Clear text.
     pub fn plain(stream: TcpStream, peer: SocketAddr, mark: OwnMark) -> Self {
-        Self { stream: Stream::Plain(stream), traffic: Arc::default(), peer, _mark: mark }
+        Self { stream: Stream::Plain(stream), traffic: Arc::default(), peer, is_read_out: false, _mark: mark }
     }
 
     /// TLS, after its handshake.
     pub fn tls(stream: TlsStream<TcpStream>, peer: SocketAddr, mark: OwnMark) -> Self {
-        Self { stream: Stream::Tls(Box::new(stream)), traffic: Arc::default(), peer, _mark: mark }
+        let stream = Stream::Tls(Box::new(stream));
+        Self { stream, traffic: Arc::default(), peer, is_read_out: false, _mark: mark }
     }
 
     /// The address at the other end.
@@ -118,6 +129,19 @@ impl Socket {
     pub fn traffic(&self) -> Arc<Traffic> {
         self.traffic.clone()
     }
+
+    /// What a write came to. One that failed stays pending until reading has told all; the reader is
+    /// woken by what made the write fail.
+    fn wrote(&self, outcome: io::Result<usize>) -> Poll<io::Result<usize>> {
+        match outcome {
+            Ok(taken) => {
+                self.traffic.written.fetch_add(taken as u64, Ordering::Relaxed);
+                Poll::Ready(Ok(taken))
+            }
+            Err(_) if !self.is_read_out => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
 }
 
 impl AsyncRead for Socket {
@@ -127,23 +151,24 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        ready!(match &mut self.stream {
+        let outcome = ready!(match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, buf),
-        })?;
-        self.traffic.read.fetch_add((buf.filled().len() - before) as u64, Ordering::Relaxed);
-        Poll::Ready(Ok(()))
+        });
+        let taken = buf.filled().len() - before;
+        self.is_read_out |= taken == 0;
+        self.traffic.read.fetch_add(taken as u64, Ordering::Relaxed);
+        Poll::Ready(outcome)
     }
 }
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let taken = ready!(match &mut self.stream {
+        let outcome = ready!(match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, buf),
-        })?;
-        self.traffic.written.fetch_add(taken as u64, Ordering::Relaxed);
-        Poll::Ready(Ok(taken))
+        });
+        self.wrote(outcome)
     }
 
     fn poll_write_vectored(
@@ -151,12 +176,11 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let taken = ready!(match &mut self.stream {
+        let outcome = ready!(match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(cx, bufs),
-        })?;
-        self.traffic.written.fetch_add(taken as u64, Ordering::Relaxed);
-        Poll::Ready(Ok(taken))
+        });
+        self.wrote(outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -178,5 +202,27 @@ impl AsyncWrite for Socket {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_is_ours_by_both_of_its_ends_and_while_it_is_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (near, far) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let elsewhere = SocketAddr::new(far.ip(), 1);
+
+        let sockets = Arc::new(OwnSockets::default());
+        let mark = sockets.mark(&stream);
+        assert!(sockets.holds(near, far));
+        assert!(!sockets.holds(near, elsewhere), "an agent that shares our port was taken for us");
+        drop(mark);
+        assert!(!sockets.holds(near, far));
     }
 }

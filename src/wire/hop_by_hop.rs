@@ -24,8 +24,8 @@ impl<'a> Forwarded<'a> {
 
     /// Whether the field goes on.
     pub fn keeps(&self, name: &HeaderName) -> bool {
-        !is_hop_by_hop(name)
-            && !(self.has_connection && !is_protected(name) && names(self.headers, name.as_str()))
+        let is_listed = || self.has_connection && !is_protected(name) && names(self.headers, name.as_str());
+        !is_hop_by_hop(name) && !is_listed()
     }
 
     /// The fields that go on, repeated ones in their order.

@@ -8,15 +8,40 @@
     reason = "a test binary exports nothing; `pub` marks what the support offers to the suites"
 )]
 
+mod demo;
+
 // Suites come one by one; each part of the support is written once and used by several of them.
 #[allow(dead_code, reason = "the proxy's suites are the users of what the self-test does not need")]
 mod support;
+
+mod accept;
+mod access_log;
+mod admin;
+mod cli;
+mod docs;
+
+mod drain;
+mod garbage;
+mod metrics;
+mod reload;
+mod start;
 mod support_itself;
 
 mod breaker;
 mod bulkhead;
 mod cancel;
 mod deadline;
+mod dns;
+mod egress;
+mod forward;
+mod framing;
 mod hedge;
 mod isolation;
+mod limits;
+mod reuse;
 mod routes;
+mod secrets;
+mod stream;
+mod tls_origination;
+mod tunnel;
+mod upgrade;

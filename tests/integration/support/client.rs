@@ -14,7 +14,7 @@ use super::soon;
 
 /// One connection to the proxy (or to anything that speaks HTTP/1).
 pub struct Agent {
-    stream: BufReader<Socket>,
+    pub(super) stream: BufReader<Socket>,
 }
 
 /// An answer with its body, as far as it came.
@@ -84,7 +84,7 @@ impl Agent {
         Self::over(soon(socket.connect(to)).await.unwrap_or_else(|error| panic!("{to}: {error}")))
     }
 
-    fn over(tcp: TcpStream) -> Self {
+    pub(super) fn over(tcp: TcpStream) -> Self {
         tcp.set_nodelay(true).expect("an open socket takes the option");
         Self { stream: BufReader::new(Socket::Plain(tcp)) }
     }
@@ -222,9 +222,27 @@ impl Agent {
         }
     }
 
+    /// Exactly so many bytes.
+    #[track_caller]
+    pub fn read_exactly(&mut self, count: usize) -> impl Future<Output = Vec<u8>> {
+        let mut bytes = vec![0; count];
+        soon(async move {
+            self.stream.read_exact(&mut bytes).await.expect("the connection carries bytes");
+            bytes
+        })
+    }
+
     /// FIN towards the other side; answers can still be read.
     pub async fn half_close(&mut self) {
         self.stream.shutdown().await.expect("an open connection can be half closed");
+    }
+
+    /// FIN where the other side still takes one, and then whatever comes until its end, FIN or RST.
+    pub async fn all_that_comes(mut self) -> Vec<u8> {
+        let _ = self.stream.shutdown().await;
+        let mut bytes = Vec::new();
+        let _ = soon(self.stream.read_to_end(&mut bytes)).await;
+        bytes
     }
 
     /// RST. Dropping the agent sends FIN (RST when bytes are unread).

@@ -303,6 +303,31 @@ impl HedgerowProcess {
         Pid::from_raw(id.try_into().expect("an id is positive")).expect("an id is not zero")
     }
 
+    /// A file of `/proc` about the process.
+    fn proc(&self, name: &str) -> PathBuf {
+        Path::new("/proc").join(self.pid().as_raw_nonzero().to_string()).join(name)
+    }
+
+    /// Memory that the process has in use.
+    pub fn resident_kib(&self) -> usize {
+        let status = fs::read_to_string(self.proc("status")).expect("a running process has a status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        line.trim().trim_end_matches(" kB").parse().expect("a number of kB")
+    }
+
+    /// Files and sockets that the process has open.
+    pub fn open_files(&self) -> usize {
+        fs::read_dir(self.proc("fd")).expect("our own child's files can be listed").count()
+    }
+
+    /// Processor time that the process has used, in hundredths of a second.
+    pub fn processor_ticks(&self) -> u64 {
+        let stat = fs::read_to_string(self.proc("stat")).expect("a running process has a stat");
+        // User and system time are fields 14 and 15; the second, the command's name, may hold blanks.
+        let (_, fields) = stat.rsplit_once(')').expect("the name is in parentheses");
+        fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("ticks")).sum()
+    }
+
     /// Sends a signal: `Signal::TERM`, `Signal::HUP`, `Signal::INT`.
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("our own child takes signals");
@@ -449,7 +474,8 @@ impl PolicyFile {
         }
     }
 
-    fn text(&self, policy: &str) -> String {
+    /// What stands in the file for this policy: `listen` in front.
+    pub fn text(&self, policy: &str) -> String {
         // `{}` is a policy of its own and cannot stand behind `listen`.
         let policy = dedent(policy);
         let policy = if policy.trim() == "{}" { "" } else { &policy };

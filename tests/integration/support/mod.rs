@@ -9,11 +9,14 @@
 //! proxy's tests are about (the case of names, a length that lies, bytes after the end).
 
 pub mod client;
+pub mod command;
 pub mod dns;
+pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
 pub mod pki;
 pub mod policy;
+pub mod raw;
 pub mod socket;
 pub mod upstream;
 

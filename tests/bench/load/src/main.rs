@@ -95,15 +95,17 @@ async fn run(arguments: &Arguments, cores: Cores) -> io::Result<u64> {
         running.push((contestant, server, Row::default()));
     }
     for _ in 0..arguments.rounds {
-        for (_, server, row) in &mut running {
-            row.samples.push(sample(arguments, server.as_ref(), upstream).await?);
+        for (contestant, server, row) in &mut running {
+            let sample = sample(arguments, server.as_ref(), upstream).await;
+            row.samples.push(sample.map_err(|error| contestant.blame(&error))?);
         }
     }
     let mut rows = Vec::new();
     for (contestant, server, mut row) in running {
         drop(server);
         if let Some(server) = contestant.start(folder.path(), cores).await? {
-            row.memory = Some(memory(&server, upstream, arguments.idle).await?);
+            let memory = memory(&server, upstream, arguments.idle).await;
+            row.memory = Some(memory.map_err(|error| contestant.blame(&error))?);
         }
         rows.push((contestant.name, row));
     }
@@ -134,6 +136,11 @@ fn beside_us(name: &str) -> io::Result<PathBuf> {
 }
 
 impl Contestant {
+    /// An error of its turn, with its name.
+    fn blame(&self, error: &io::Error) -> io::Error {
+        io::Error::other(format!("{}: {error}", self.name))
+    }
+
     /// Starts the proxy; `None` for the direct line, which has none.
     async fn start(&self, folder: &Path, cores: Cores) -> io::Result<Option<Server>> {
         let [proxy, admin] = free_ports()?;

@@ -1,6 +1,0 @@
-//! Placeholder until the demo lands.
-
-/// Runs the demo.
-pub fn run() -> Result<(), String> {
-    Err("not yet".into())
-}

@@ -1,0 +1,54 @@
+//! A port whose connections are the test's to speak on byte by byte: for upstreams that are no HTTP, or that
+//! close, reset and talk out of turn in ways that a well-behaved one never does.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use tokio::net::TcpListener;
+
+use super::client::Agent;
+use super::h1::{self, RequestHead};
+use super::soon;
+
+/// A listening port and nothing behind it.
+pub struct RawPort {
+    listener: TcpListener,
+}
+
+impl RawPort {
+    /// A free port of 127.0.0.1.
+    pub async fn bind() -> Self {
+        Self { listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback can be bound") }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr().expect("a bound listener has an address")
+    }
+
+    /// An absolute URL of the given path here.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address())
+    }
+
+    /// The next connection. The peer is the one that answers here, so its end is the same tool as an agent's.
+    #[track_caller]
+    pub fn accept(&self) -> impl Future<Output = Agent> {
+        let accepted = soon(self.listener.accept());
+        async { Agent::over(accepted.await.expect("a loopback listener accepts").0) }
+    }
+}
+
+impl Agent {
+    /// The head of a request that comes from the other side; `None` when it closes first.
+    pub async fn try_request(&mut self) -> Option<RequestHead> {
+        let raw = h1::read_head(&mut self.stream).await.ok()??;
+        Some(h1::parse_request(raw).expect("a well-formed request"))
+    }
+
+    /// The same, where one has to come.
+    #[track_caller]
+    pub fn read_request(&mut self) -> impl Future<Output = RequestHead> {
+        let request = soon(self.try_request());
+        async { request.await.expect("a request before the end of the connection") }
+    }
+}
