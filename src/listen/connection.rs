@@ -43,8 +43,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A connection that ends is read for so long, so that unread bytes do not turn its last answer into
 /// a reset (RFC 9112 section 9.6).
 const LINGER: Duration = Duration::from_secs(2);
-/// Also the least that the library works with.
-const MIN_READ_BUFFER: usize = 8192;
+/// Room to see that a head is over its limit; also for what a client sends behind a head.
+const READ_BEYOND_HEAD: usize = 8192;
 
 /// What all requests of one connection have in common.
 pub struct Inbound {
@@ -181,7 +181,8 @@ impl Running {
         builder
             .preserve_header_case(true)
             .header_read_timeout(None)
-            .max_buf_size(limits.head.max(MIN_READ_BUFFER));
+            .max_header_size(limits.head)
+            .max_buf_size(limits.head + READ_BEYOND_HEAD);
         // The library has room for a hundred fields at no cost.
         if limits.fields != 100 {
             builder.max_headers(limits.fields);
