@@ -21,7 +21,7 @@ use super::downstream::ClientSocket;
 use super::sniff::{Sniff, sniff};
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Held, Upgraded};
-use crate::upstream::connection::Connection;
+use crate::upstream::connection::Idle;
 use crate::upstream::socket::Socket;
 use crate::wire::authority::Authority;
 
@@ -56,9 +56,7 @@ pub fn opened(
                 let lane = held.lane.clone();
                 drop(held.permit);
                 held.ledger.void();
-                if let Ok(connection) = Connection::over(socket).await {
-                    lane.upstream.pool.put(connection, Instant::now());
-                }
+                lane.upstream.pool.put(Idle::new(socket), Instant::now());
                 connection::serve(client, proxy, Some(authority)).await;
             }
             Ok(_) => copy(client, socket, Bytes::new(), held).await,

@@ -147,7 +147,7 @@ async fn connection(
         while let Some(connection) = lane.upstream.pool.take(wanted, now) {
             // A reload can have closed a door that was open when the connection was made.
             if egress::check_address(egress, lane.dialled(), verdict, connection.peer().ip()).is_ok() {
-                return Ok(connection);
+                return connection.prepare(true).await;
             }
         }
     }

@@ -1,9 +1,12 @@
 //! One HTTP/1 connection to an upstream, driven by whoever uses it.
 //!
-//! A connection is a value, not a task: while a request is on it the request's own task polls it, and
-//! in the pool nobody does. So a request crosses no task on its way, dropping it closes the socket in
-//! the same instant (that is how losers and left clients are cancelled), and an idle connection costs
-//! its buffers only. What the peer did meanwhile is seen by one poll when it is taken out again.
+//! A connection is a value, not a task: the task of the request that is on it polls it, and nobody
+//! polls one that is idle. So a request crosses no task on its way, and dropping it closes the socket in
+//! the same instant, which is how losers and left clients are cancelled.
+//!
+//! An [`Idle`] connection is its bare socket. The library's state and buffers, some thirty KiB, are made
+//! anew for each request: that takes less time than finding them cold in memory when there are a
+//! thousand upstreams, and costs none of it while they are idle.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -17,6 +20,7 @@ use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
 use super::socket::{Socket, Traffic};
@@ -30,42 +34,25 @@ const MAX_RESPONSE_HEAD: usize = 64 * 1024;
 const MAX_RESPONSE_FIELDS: usize = 200;
 
 /// A connection that no request is on.
-pub struct Connection {
-    sender: http1::SendRequest<RequestBody>,
-    driver: Box<http1::Connection<TokioIo<Socket>, RequestBody>>,
-    traffic: Arc<Traffic>,
-    peer: SocketAddr,
-    is_tls: bool,
+pub struct Idle {
+    socket: Socket,
     opened: Instant,
-    is_reused: bool,
 }
 
-impl Connection {
-    /// Readies a connected socket for requests.
-    ///
-    /// # Errors
-    /// [`Error::Internal`]: preparing does no I/O and has no reason to fail.
-    pub async fn over(socket: Socket) -> Result<Self, Error> {
-        let (peer, is_tls, traffic) = (socket.peer(), socket.is_tls(), socket.traffic());
-        let (sender, driver) = http1::Builder::new()
-            .preserve_header_case(true)
-            .max_buf_size(MAX_RESPONSE_HEAD)
-            .max_headers(MAX_RESPONSE_FIELDS)
-            .handshake(TokioIo::new(socket))
-            .await
-            .map_err(|error| Error::Internal(Cause::chain(&error)))?;
-        let opened = Instant::now();
-        Ok(Self { sender, driver: Box::new(driver), traffic, peer, is_tls, opened, is_reused: false })
+impl Idle {
+    /// A connection that was opened just now.
+    pub fn new(socket: Socket) -> Self {
+        Self { socket, opened: Instant::now() }
     }
 
     /// The address at the other end.
     pub fn peer(&self) -> SocketAddr {
-        self.peer
+        self.socket.peer()
     }
 
     /// Whether TLS is spoken on it.
     pub fn is_tls(&self) -> bool {
-        self.is_tls
+        self.socket.is_tls()
     }
 
     /// When it was opened.
@@ -73,16 +60,52 @@ impl Connection {
         self.opened
     }
 
-    /// Whether an earlier request was on it, so that the peer may be closing it right now.
-    pub fn is_reused(&self) -> bool {
-        self.is_reused
-    }
-
     /// Sees what the peer did while the connection lay idle: closed it, or sent bytes that nobody
     /// asked for, which must never become the answer to the next request.
     pub fn is_usable(&mut self) -> bool {
+        let mut space = [0; 1];
         let mut cx = Context::from_waker(Waker::noop());
-        self.driver.poll_without_shutdown(&mut cx).is_pending() && self.sender.is_ready()
+        Pin::new(&mut self.socket).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending()
+    }
+
+    /// Readies it for one request. `is_reused` when an earlier one was on it, so that the peer may be
+    /// closing it right now.
+    ///
+    /// # Errors
+    /// [`Error::Internal`]: preparing does no I/O and has no reason to fail.
+    pub async fn prepare(self, is_reused: bool) -> Result<Connection, Error> {
+        let Self { socket, opened } = self;
+        let (peer, traffic) = (socket.peer(), socket.traffic());
+        let (sender, driver) = http1::Builder::new()
+            .preserve_header_case(true)
+            .max_buf_size(MAX_RESPONSE_HEAD)
+            .max_headers(MAX_RESPONSE_FIELDS)
+            .handshake(TokioIo::new(socket))
+            .await
+            .map_err(|error| Error::Internal(Cause::chain(&error)))?;
+        Ok(Connection { sender, driver: Box::new(driver), traffic, peer, opened, is_reused })
+    }
+}
+
+/// A connection that is ready for a request, or has one on it.
+pub struct Connection {
+    sender: http1::SendRequest<RequestBody>,
+    driver: Box<http1::Connection<TokioIo<Socket>, RequestBody>>,
+    traffic: Arc<Traffic>,
+    peer: SocketAddr,
+    opened: Instant,
+    is_reused: bool,
+}
+
+impl Connection {
+    /// The address at the other end.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Whether an earlier request was on it.
+    pub fn is_reused(&self) -> bool {
+        self.is_reused
     }
 
     /// Sends a request and waits for the head of its answer. Dropping the future closes the
@@ -109,10 +132,7 @@ impl Connection {
             .await
         };
         match outcome {
-            Ok(response) => {
-                self.is_reused = true;
-                Ok((response, Exchange { connection: Some(self), has_ended, read_before: read }))
-            }
+            Ok(response) => Ok((response, Exchange { connection: Some(self), has_ended, read_before: read })),
             Err(failure) => Err(SendFailure {
                 is_unanswered: self.traffic.read() == read,
                 is_unsent: failure.message().is_some() || self.traffic.written() == written,
@@ -172,10 +192,17 @@ impl Exchange {
     }
 
     /// The connection, when the answer has been read to its end and the peer keeps it open. With a
-    /// request still being sent it is not fit for another and is dropped.
-    pub fn into_idle(mut self) -> Option<Connection> {
+    /// request still being sent, or bytes behind the answer, it is not fit for another and is dropped.
+    pub fn into_idle(mut self) -> Option<Idle> {
         let mut connection = self.connection.take()?;
-        (!self.has_ended && connection.is_usable()).then_some(connection)
+        let mut cx = Context::from_waker(Waker::noop());
+        let is_over = self.has_ended || connection.driver.poll_without_shutdown(&mut cx).is_ready();
+        if is_over || !connection.sender.is_ready() {
+            return None;
+        }
+        let parts = connection.driver.into_parts();
+        let socket = parts.io.into_inner();
+        parts.read_buf.is_empty().then_some(Idle { socket, opened: connection.opened })
     }
 
     /// The bare socket after a 101, with what the upstream has sent behind it.

@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use tokio::time::timeout;
 
 use super::connect;
-use super::connection::Connection;
+use super::connection::{Connection, Idle};
 use super::egress::{self, OwnAddresses};
 use super::resolve::Resolver;
 use super::socket::{OwnSockets, Socket};
@@ -101,7 +101,7 @@ impl Dialer {
     /// # Errors
     /// As [`Self::socket`].
     pub async fn connection(&self, to: Destination<'_>, progress: &Progress) -> Result<Connection, Error> {
-        Connection::over(self.socket(to, progress).await?).await
+        Idle::new(self.socket(to, progress).await?).prepare(false).await
     }
 
     /// A connected socket, with TLS when the destination says so.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::connection::Connection;
+use super::connection::Idle;
 
 /// Longer than the pauses of an agent at work, shorter than what most servers keep.
 const MAX_IDLE: Duration = Duration::from_secs(55);
@@ -22,11 +22,11 @@ const MAX_COUNT: usize = 128;
 /// The idle connections of one upstream, newest last.
 #[derive(Default)]
 pub struct Pool {
-    idle: Mutex<VecDeque<Idle>>,
+    idle: Mutex<VecDeque<Pooled>>,
 }
 
-struct Idle {
-    connection: Connection,
+struct Pooled {
+    connection: Idle,
     since: Instant,
 }
 
@@ -41,7 +41,7 @@ pub struct Wanted {
 
 impl Pool {
     /// The warmest connection that is wanted and that its peer has left open.
-    pub fn take(&self, wanted: Wanted, now: Instant) -> Option<Connection> {
+    pub fn take(&self, wanted: Wanted, now: Instant) -> Option<Idle> {
         loop {
             let mut connection = {
                 let mut idle = self.idle.lock();
@@ -62,12 +62,12 @@ impl Pool {
     }
 
     /// Keeps a connection for the next request; the oldest gives way when there are too many.
-    pub fn put(&self, connection: Connection, now: Instant) {
+    pub fn put(&self, connection: Idle, now: Instant) {
         if now.saturating_duration_since(connection.opened()) >= MAX_AGE {
             return;
         }
         let mut idle = self.idle.lock();
-        idle.push_back(Idle { connection, since: now });
+        idle.push_back(Pooled { connection, since: now });
         let surplus = if idle.len() > MAX_COUNT { idle.pop_front() } else { None };
         drop(idle);
         drop(surplus);
@@ -75,12 +75,12 @@ impl Pool {
 
     /// Closes what has been idle too long, is too old, or was closed by its peer.
     pub fn sweep(&self, now: Instant) {
-        let (fresh, stale): (VecDeque<Idle>, VecDeque<Idle>) = {
+        let (fresh, stale): (VecDeque<Pooled>, VecDeque<Pooled>) = {
             let mut idle = self.idle.lock();
             std::mem::take(&mut *idle).into_iter().partition(|idle| is_fresh(idle, now))
         };
         drop(stale);
-        let open: VecDeque<Idle> =
+        let open: VecDeque<Pooled> =
             fresh.into_iter().filter_map(|mut idle| idle.connection.is_usable().then_some(idle)).collect();
         let mut idle = self.idle.lock();
         // What came back meanwhile is newer.
@@ -99,7 +99,7 @@ impl Pool {
     }
 }
 
-fn is_fresh(idle: &Idle, now: Instant) -> bool {
+fn is_fresh(idle: &Pooled, now: Instant) -> bool {
     now.saturating_duration_since(idle.since) < MAX_IDLE
         && now.saturating_duration_since(idle.connection.opened()) < MAX_AGE
 }
