@@ -81,7 +81,17 @@ pub async fn run(this: Try<'_>, lane: &Lane) -> Result<Outcome, Error> {
                     return kept.into_answer().map(|(kind, head)| hedging.settled(kind, head));
                 }
             }
-            None if Instant::now() >= end => return Err(expired(this)),
+            None if Instant::now() >= end => {
+                let error = expired(this);
+                // An answer that was not good enough is better than none.
+                return match kept.into_answer() {
+                    Ok((kind, head)) => Ok(hedging.settled(kind, head)),
+                    Err(_) => {
+                        hedging.give_up();
+                        Err(error)
+                    }
+                };
+            }
             None => {
                 if let Some(hedge) = hedging.start(this, lane, end) {
                     runners.hedges.push(hedge);
@@ -272,22 +282,29 @@ impl<'l> Hedging<'l> {
         self.lane.hedge().record_outcome(false);
     }
 
-    /// An acceptable head of an attempt of this kind has come: the others have lost.
+    /// The deadline has struck while hedges ran.
+    fn give_up(mut self) {
+        while self.running > 0 {
+            self.failed();
+        }
+    }
+
+    /// An acceptable head of an attempt of this kind has come.
     fn won(mut self, kind: AttemptKind, head: Head) -> Outcome {
         if kind == AttemptKind::Hedge {
             self.running -= 1;
             self.lane.metrics().hedge(HedgeOutcome::Won);
             self.lane.hedge().record_outcome(true);
         }
+        self.settled(kind, head)
+    }
+
+    /// The answer that is passed on: hedges that still run have lost.
+    fn settled(self, kind: AttemptKind, head: Head) -> Outcome {
         for _ in 0..self.running {
             self.lane.metrics().hedge(HedgeOutcome::Lost);
             self.lane.hedge().record_outcome(false);
         }
-        self.settled(kind, head)
-    }
-
-    /// The answer that is passed on, all hedges being counted.
-    fn settled(self, kind: AttemptKind, head: Head) -> Outcome {
         let hedge = (self.started > 0).then_some(match kind {
             AttemptKind::Hedge => HedgeEnd::Won,
             _ => HedgeEnd::Lost,

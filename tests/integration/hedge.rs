@@ -288,6 +288,22 @@ async fn c058_with_both_answers_bad_the_primarys_is_passed_on() {
     assert_eq!(all_hedges(&metrics), 3.0);
 }
 
+/// At the deadline a bad answer that lies there says more than none.
+#[tokio::test]
+async fn a_bad_answer_is_passed_on_when_the_deadline_strikes_while_the_other_is_awaited() {
+    let mut upstream = Upstream::start().await;
+    let stages = format!("{HEDGE}, breaker: off, deadline: {{ default: 600ms }}");
+    let proxy = HedgerowProcess::start(&tool(upstream.address(), &stages)).await;
+    let call = start(&proxy, upstream.url("/"));
+    let (primary, hedge) = pair(&mut upstream).await;
+    primary.respond(503, &[("x-from", "primary")], "p").await;
+    let answer = call.await.unwrap();
+    assert_eq!((answer.status, answer.text(), answer.header("x-from")), (503, "p", Some("primary")));
+    hedge.gone().await;
+    let metrics = proxy.until_metrics(|metrics| hedges(metrics, "lost") == 1.0).await;
+    assert_eq!(all_hedges(&metrics), 1.0);
+}
+
 /// A hedge is an answer to slowness and no retry: a bad answer that comes in time is the answer.
 #[tokio::test]
 async fn a_bad_answer_before_the_hedge_is_due_is_passed_on_at_once() {
