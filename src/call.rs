@@ -13,20 +13,14 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Extensions, Method};
 use hyper::body::Incoming;
-use tokio::time::Instant;
 
 use crate::config::Route;
 use crate::error::Stage;
-use crate::wire::authority::Authority;
 use crate::wire::replay::Replay;
 use crate::wire::target::Scheme;
 
 /// The agent's request.
 pub struct Call {
-    /// For the log and the problem JSON.
-    pub id: RequestId,
-    /// When its head had come.
-    pub arrived: Instant,
     /// As sent.
     pub method: Method,
     /// How the client named it.
@@ -34,8 +28,6 @@ pub struct Call {
     /// The client asked for a tunnel and spoke HTTP in it. It does not know of a proxy, so the request
     /// keeps its `Host` and gets no `Via`.
     pub is_tunnelled: bool,
-    /// The upstream in normal form.
-    pub authority: Authority,
     /// Path and query, byte for byte.
     pub target: PathAndQuery,
     /// As the client sent them, hop-by-hop fields included.

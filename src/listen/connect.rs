@@ -4,8 +4,6 @@
 //! judges the connect alone, the permit is held until the tunnel closes, and the deadline bounds the
 //! connecting but not the tunnel.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,22 +41,20 @@ pub async fn open(
     mut ledger: Ledger,
 ) -> Result<Opened, Answer> {
     let mut end = None;
-    let connected = {
-        let mut connecting = pin!(async {
-            let registry = inbound.proxy.registry();
-            let upstream = registry
-                .by_authority(&config, authority.key(), Scheme::Https)
-                .map_err(Error::InvalidRequest)?;
-            registry.touch(&upstream, arrival.now);
-            let lane = Lane::find(registry, &config, upstream, &Method::CONNECT, "");
-            ledger.goes_to(&lane, "");
-            egress::check_name(&config.egress, &authority)?;
-            let deadline = Deadline::of(lane.stages().deadline.as_ref(), headers, arrival)?;
-            end = deadline.as_ref().map(|deadline| deadline.at);
-            connect(inbound, &lane, &authority, deadline.as_ref(), &ledger).await.map(|opened| (opened, lane))
-        });
-        poll_fn(|cx| inbound.proxy.unless_ending(connecting.as_mut().poll(cx))).await
+    let connecting = async {
+        let registry = inbound.proxy.registry();
+        let upstream =
+            registry.by_authority(&config, authority.key(), Scheme::Https).map_err(Error::InvalidRequest)?;
+        registry.touch(&upstream, arrival.now);
+        let lane = Lane::find(registry, &config, upstream, &Method::CONNECT, "");
+        ledger.goes_to(&lane, "");
+        egress::check_name(&config.egress, &authority)?;
+        let deadline = Deadline::of(lane.stages().deadline.as_ref(), headers, arrival)?;
+        end = deadline.as_ref().map(|deadline| deadline.at);
+        connect(inbound, &lane, &authority, deadline.as_ref(), &ledger).await.map(|opened| (opened, lane))
     };
+    let connected = inbound.proxy.until_ending(connecting).await;
+    ledger.bounded_by(end);
     match connected {
         Ok(((socket, pass), lane)) => {
             ledger.tunnels();

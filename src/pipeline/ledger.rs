@@ -37,6 +37,7 @@ pub struct Ledger {
     error: Option<Error>,
     hedge: Option<HedgeEnd>,
     head_after: Option<Duration>,
+    end: Option<Instant>,
     bytes_out: u64,
     is_void: bool,
 }
@@ -58,6 +59,7 @@ impl Ledger {
             error: None,
             hedge: None,
             head_after: None,
+            end: None,
             bytes_out: 0,
             is_void: false,
         }
@@ -89,6 +91,11 @@ impl Ledger {
             self.path = Some(path_of(target));
         }
         self.lane = Some(lane.clone());
+    }
+
+    /// The call ends at `end` at the latest.
+    pub fn bounded_by(&mut self, end: Option<Instant>) {
+        self.end = end;
     }
 
     /// An upstream's head is passed on.
@@ -169,14 +176,13 @@ impl Ledger {
             duration: Some(elapsed),
             queue: Some(self.progress.queue_time()).filter(|wait| !wait.is_zero()),
             upstream_time: self.head_after,
-            deadline: None,
+            deadline: self.end.map(|end| end.saturating_duration_since(self.arrival.now)),
             attempts: Some(self.progress.attempts()),
             hedge: self.hedge.map(|end| match end {
                 HedgeEnd::Won => HedgeOutcome::Won,
                 HedgeEnd::Lost => HedgeOutcome::Lost,
             }),
             peer: self.progress.first_peer(),
-            bytes_in: None,
             bytes_out: Some(self.bytes_out),
         }
     }

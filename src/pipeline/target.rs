@@ -37,15 +37,12 @@ pub fn lane(proxy: &Proxy, intake: &Intake, upstream: Arc<Upstream>, target: &Pa
 
 /// The call, with its body kept for replay where it may be sent twice.
 pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, ledger: &Ledger) -> Call {
-    let Intake { head, body, scheme, is_tunnelled, config, arrival, interim, .. } = intake;
+    let Intake { head, body, scheme, is_tunnelled, config, interim, .. } = intake;
     let mut call = Call {
-        id: ledger.id().clone(),
-        arrived: arrival.now,
         upgrade: hop_by_hop::upgrade(&head.headers).cloned(),
         method: head.method,
         scheme,
         is_tunnelled,
-        authority: lane.upstream.authority().clone(),
         target,
         headers: head.headers,
         spelling: head.extensions,

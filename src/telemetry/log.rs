@@ -66,7 +66,7 @@ pub struct AccessRecord {
     pub queue: Option<Duration>,
     /// From sending to the head of the answer that was passed on.
     pub upstream_time: Option<Duration>,
-    /// What was left of the deadline on arrival.
+    /// How long the upstream had on arrival: the deadline less the reserve.
     pub deadline: Option<Duration>,
     /// Attempts that were sent.
     pub attempts: Option<u32>,
@@ -74,8 +74,6 @@ pub struct AccessRecord {
     pub hedge: Option<HedgeOutcome>,
     /// The address that answered.
     pub peer: Option<IpAddr>,
-    /// Bytes of the request's body.
-    pub bytes_in: Option<u64>,
     /// Bytes of the answer's body that were passed on.
     pub bytes_out: Option<u64>,
 }
@@ -117,7 +115,6 @@ impl AccessRecord {
             ("attempts", self.attempts.map(Value::from)),
             ("hedge", self.hedge.map(|hedge| Value::from(hedge.word()))),
             ("peer", self.peer.map(|ip| Value::from(ip.to_string()))),
-            ("bytes_in", self.bytes_in.map(Value::from)),
             ("bytes_out", self.bytes_out.map(Value::from)),
         ]
         .into_iter()

@@ -132,7 +132,7 @@ impl Connection {
             .await
         };
         match outcome {
-            Ok(response) => Ok((response, Exchange { connection: Some(self), has_ended, read_before: read })),
+            Ok(response) => Ok((response, Exchange { connection: Some(self), has_ended })),
             Err(failure) => Err(SendFailure {
                 is_unanswered: self.traffic.read() == read,
                 is_unsent: failure.message().is_some() || self.traffic.written() == written,
@@ -157,7 +157,6 @@ pub struct SendFailure {
 pub struct Exchange {
     connection: Option<Connection>,
     has_ended: bool,
-    read_before: u64,
 }
 
 impl Exchange {
@@ -184,11 +183,6 @@ impl Exchange {
             }
             _ => false,
         }
-    }
-
-    /// Bytes that came for this answer so far.
-    pub fn bytes_read(&self) -> u64 {
-        self.connection.as_ref().map_or(0, |connection| connection.traffic.read() - self.read_before)
     }
 
     /// The connection, when the answer has been read to its end and the peer keeps it open. With a

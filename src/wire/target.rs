@@ -31,8 +31,6 @@ pub struct Target<'a> {
     pub scheme: Scheme,
     /// `host` or `host:port`, from the absolute form or else from `Host`.
     pub authority: &'a str,
-    /// Whether the absolute form was used, so that `Host` has to follow it.
-    pub is_absolute: bool,
 }
 
 /// Reads the target of a request that is no CONNECT. The absolute form wins over `Host`
@@ -56,13 +54,11 @@ pub fn read<'a>(uri: &'a Uri, headers: &'a HeaderMap, version: Version) -> Resul
                 s if s.eq_ignore_ascii_case("https") => Scheme::Https,
                 _ => return Err("the scheme of the target is neither http nor https"),
             };
-            Ok(Target { scheme, authority: authority.as_str(), is_absolute: true })
+            Ok(Target { scheme, authority: authority.as_str() })
         }
         (None, Some(_)) => Err("only CONNECT takes a bare host and port as its target"),
         _ => match host {
-            Some(authority) if !authority.is_empty() => {
-                Ok(Target { scheme: Scheme::Http, authority, is_absolute: false })
-            }
+            Some(authority) if !authority.is_empty() => Ok(Target { scheme: Scheme::Http, authority }),
             _ => Err("neither the target nor a Host field names an upstream"),
         },
     }
