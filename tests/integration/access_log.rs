@@ -45,6 +45,7 @@ async fn a_line_tells_what_happened_to_a_call_in_json() {
             "outcome",
             "duration_ms",
             "upstream_ms",
+            "deadline_ms",
             "attempts",
             "peer",
             "bytes_out"
@@ -64,6 +65,8 @@ async fn a_line_tells_what_happened_to_a_call_in_json() {
     ] {
         assert_eq!(line[key], value, "{key}");
     }
+    // The default of 30 s, less the reserve of 50 ms.
+    assert_eq!(line["deadline_ms"], 29_950.0);
     let stamp = line["ts"].as_str().unwrap();
     assert!(stamp.len() == 24 && stamp.ends_with('Z'), "{stamp}");
     assert!(line["duration_ms"].as_f64().unwrap() >= line["upstream_ms"].as_f64().unwrap());
