@@ -468,10 +468,10 @@ impl Error {
                     Stage::Head => "before the response head",
                     Stage::Body => "before the end of the body",
                 };
-                if bound.is_policy() {
-                    format!("upstreams.{upstream}.{} struck {wait}", bound.source())
-                } else {
-                    format!("{} struck {wait}", bound.source())
+                match bound.is_policy() {
+                    true if upstream == "default" => format!("defaults.{} struck {wait}", bound.source()),
+                    true => format!("upstreams.{upstream}.{} struck {wait}", bound.source()),
+                    false => format!("{} struck {wait}", bound.source()),
                 }
             }
             Self::Internal(_) => "a fault of hedgerow's own; the log tells more under this request id".into(),

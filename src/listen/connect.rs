@@ -5,7 +5,6 @@
 //! connecting but not the tunnel.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::{HeaderMap, Method};
 use tokio::time::{Instant, sleep_until};
@@ -19,7 +18,7 @@ use crate::pipeline::answer::{self, Answer, Held};
 use crate::pipeline::gate::{self, Pass};
 use crate::pipeline::judge::Judge;
 use crate::pipeline::ledger::Ledger;
-use crate::policy::deadline::{Arrival, Deadline};
+use crate::policy::deadline::{Arrival, Deadline, end_of};
 use crate::telemetry::metrics::AttemptKind;
 use crate::upstream::dial::Destination;
 use crate::upstream::egress;
@@ -71,7 +70,6 @@ async fn connect(
     deadline: Option<&Deadline>,
     ledger: &Ledger,
 ) -> Result<(Socket, Pass), Error> {
-    const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
     let progress = ledger.progress();
     let dial = async {
         let mut pass = gate::enter(lane, progress, deadline.map(|deadline| deadline.at)).await?;
@@ -101,7 +99,7 @@ async fn connect(
     tokio::select! {
         biased;
         socket = dial => socket,
-        () = sleep_until(deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.at)) => {
+        () = sleep_until(end_of(deadline)) => {
             progress.decide(Fate::Expired);
             Err(deadline.map_or(Error::ConnectTimeout, |deadline| deadline.exceeded(progress.stage())))
         }

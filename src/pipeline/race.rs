@@ -16,13 +16,11 @@ use super::gate::{self, Closed, Pass};
 use super::judge::is_push_back;
 use crate::call::Fate;
 use crate::error::{Cause, Error};
+use crate::policy::deadline::end_of;
 use crate::policy::hedge::Plan;
 use crate::respond::headers::HedgeEnd;
 use crate::telemetry::metrics::{AttemptKind, HedgeOutcome};
 use crate::upstream::registry::Lane;
-
-/// No deadline: further away than any call lasts.
-const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// The answer of a try, and how its hedge ended.
 pub struct Outcome {
@@ -38,7 +36,7 @@ pub struct Outcome {
 /// The primary's error when no attempt got an answer; the deadline's when it struck.
 pub async fn run(this: Try<'_>, lane: &Lane) -> Result<Outcome, Error> {
     let progress = &this.call.progress;
-    let end = this.deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.at);
+    let end = end_of(this.deadline);
     let mut timer = pin!(sleep_until(end));
 
     let pass = tokio::select! {

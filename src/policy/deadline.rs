@@ -41,6 +41,12 @@ pub struct Deadline {
     pub grpc_end: Option<Instant>,
 }
 
+/// When a call ends at the latest: without a deadline further away than any call lasts.
+pub fn end_of(deadline: Option<&Deadline>) -> Instant {
+    const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.at)
+}
+
 /// The moment of a call's arrival on both clocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {

@@ -207,4 +207,13 @@ mod tests {
         assert_eq!(body["skew_ms"], 30_000);
         assert_eq!(response.headers()["x-should-retry"], "false");
     }
+
+    #[tokio::test]
+    async fn a_bound_of_the_policy_is_named_by_the_key_to_edit() {
+        let error = Error::DeadlineExceeded { stage: Stage::Head, bound: Bound::Default, skew: None };
+        let now = Instant::now();
+        let named = "upstreams.quotes.deadline.default struck before the response head";
+        assert_eq!(error.detail("quotes", now), named);
+        assert_eq!(error.detail("default", now), "defaults.deadline.default struck before the response head");
+    }
 }
