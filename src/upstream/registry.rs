@@ -206,7 +206,8 @@ impl Registry {
         let all: Vec<Arc<Upstream>> = self.map.iter().map(|entry| entry.value().clone()).collect();
         for upstream in all {
             upstream.pool.sweep(now);
-            self.bind(&upstream, config);
+            let bound = self.bind(&upstream, config);
+            upstream.forget_routes(&bound.policy);
         }
         let oldest = self.age(now).saturating_sub(FORGET_AFTER.as_millis() as u64);
         self.map.retain(|_, upstream| {
@@ -307,6 +308,14 @@ impl Upstream {
                 && guards.breaker.is_at_rest(now);
         });
         is_quiet
+    }
+
+    /// Lets go of guards whose routes a reload has taken away; calls under way keep theirs.
+    fn forget_routes(&self, policy: &UpstreamPolicy) {
+        let is_there = |name: &Arc<str>| policy.routes.iter().any(|route| route.name.as_ref() == Some(name));
+        if !self.routes.read().keys().all(is_there) {
+            self.routes.write().retain(|name, _| is_there(name));
+        }
     }
 
     fn route_guards(&self, name: &Arc<str>) -> Arc<Guards> {
@@ -427,5 +436,38 @@ impl Lane {
             (None, Origin::Auto) => scheme == Scheme::Https,
         };
         is_https.then_some(&*self.bound.tls)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn policy(routes: &str) -> Arc<Config> {
+        let text = format!("upstreams: {{ tools: {{ hosts: [a.example], routes: [{routes}] }} }}");
+        Arc::new(crate::config::parse(&text, Path::new("")).unwrap().config)
+    }
+
+    #[tokio::test]
+    async fn a_route_that_a_reload_took_away_leaves_no_guards_behind() {
+        let (before, after) =
+            (policy("{ name: old, path: /x }, { name: kept, path: /y }"), policy("{ name: kept, path: /y }"));
+        let dialer = Dialer::new(&before.dns, Vec::new()).unwrap();
+        let registry = Registry::new(dialer, Arc::new(Metrics::new()));
+        let upstream = registry.by_authority(&before, "a.example", Scheme::Http).unwrap();
+        for path in ["/x", "/y"] {
+            Lane::find(&registry, &before, upstream.clone(), &Method::GET, path);
+        }
+        let routes = || {
+            let mut names = Vec::new();
+            upstream.each_guards(|name, _| names.extend(name.map(|name| name.to_string())));
+            names.sort();
+            names
+        };
+        assert_eq!(routes(), ["kept", "old"]);
+        registry.sweep(&after, Instant::now());
+        assert_eq!(routes(), ["kept"]);
     }
 }
