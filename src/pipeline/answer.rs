@@ -197,13 +197,18 @@ impl Streaming {
         let Some(exchange) = &mut self.exchange else { return Poll::Ready(None) };
         match exchange.poll_frame(Pin::new(&mut self.incoming), cx) {
             Poll::Ready(Some(Ok(frame))) => {
+                self.moved = Instant::now();
+                let is_last = self.incoming.is_end_stream();
+                // A body that never has to be waited for does not get to the timer.
+                if let Some(deadline) = self.end.as_ref().filter(|end| !is_last && self.moved >= end.at) {
+                    let error = deadline.exceeded(Stage::Body);
+                    self.judge.expire(self.moved);
+                    return Poll::Ready(Some(Err(self.cut(error))));
+                }
                 if let Some(data) = frame.data_ref() {
                     self.ledger.sent(data.len());
                 }
-                if self.end.is_none() {
-                    self.moved = Instant::now();
-                }
-                if self.incoming.is_end_stream() {
+                if is_last {
                     self.complete();
                 }
                 Poll::Ready(Some(Ok(frame)))
