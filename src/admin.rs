@@ -209,7 +209,8 @@ fn host(upstream: &Upstream, policy: &UpstreamPolicy, now: Instant) -> Value {
             }
         }
     });
-    own["idle_connections"] = upstream.pool.len().into();
+    own["idle_connections"] = upstream.pool.idle().into();
+    own["shared_connections"] = upstream.pool.shared.len().into();
     own["extra_load_tokens"] = upstream.budget.balance(&policy.stages.extra_load, now).into();
     if !routes.is_empty() {
         own["routes"] = Value::Object(routes);

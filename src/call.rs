@@ -5,17 +5,17 @@
 //! [`Progress`], which the attempts share with it.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Extensions, Method};
-use hyper::body::Incoming;
 
 use crate::config::Route;
 use crate::error::Stage;
+use crate::wire::incoming::IncomingBody;
 use crate::wire::replay::Replay;
 use crate::wire::target::Scheme;
 
@@ -25,9 +25,11 @@ pub struct Call {
     pub method: Method,
     /// How the client named it.
     pub scheme: Scheme,
-    /// The client asked for a tunnel and spoke HTTP in it. It does not know of a proxy, so the request
-    /// keeps its `Host` and gets no `Via`.
-    pub is_tunnelled: bool,
+    /// The client does not know of a proxy, since it speaks HTTP in a tunnel or was redirected here: the
+    /// request keeps its `Host` and gets no `Via`.
+    pub is_unaware: bool,
+    /// The address that the client itself wanted to go to.
+    pub pinned: Option<IpAddr>,
     /// Path and query, byte for byte.
     pub target: PathAndQuery,
     /// As the client sent them, hop-by-hop fields included.
@@ -67,7 +69,7 @@ pub enum CallBody {
     /// There is none.
     Empty,
     /// It passes once; the place is empty when an attempt has taken it.
-    Once(parking_lot::Mutex<Option<Incoming>>),
+    Once(parking_lot::Mutex<Option<IncomingBody>>),
     /// Each attempt takes a reader.
     Replay(Replay),
 }
@@ -91,6 +93,7 @@ pub struct Progress {
     attempts: AtomicU32,
     queued_us: AtomicU32,
     first_peer: OnceLock<IpAddr>,
+    first_connection: AtomicU64,
 }
 
 /// Why the attempts that still run are about to be dropped.
@@ -148,6 +151,16 @@ impl Progress {
     /// The address of the first attempt, once it has a connection.
     pub fn first_peer(&self) -> Option<IpAddr> {
         self.first_peer.get().copied()
+    }
+
+    /// Notes the shared connection that the first attempt is on, by its number.
+    pub fn went_on(&self, connection: u64) {
+        self.first_connection.store(connection, Ordering::Relaxed);
+    }
+
+    /// The shared connection of the first attempt, where it is on one.
+    pub fn first_connection(&self) -> Option<u64> {
+        Some(self.first_connection.load(Ordering::Relaxed)).filter(|connection| *connection > 0)
     }
 
     /// Notes the time in the bulkhead's queue.

@@ -310,6 +310,8 @@ pub enum Origin {
     Http,
     /// Over TLS, whatever the scheme.
     Https,
+    /// In clear text and HTTP/2, whatever the scheme.
+    H2c,
 }
 
 /// TLS towards one upstream. Files are read when the policy is built.

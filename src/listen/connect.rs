@@ -4,69 +4,108 @@
 //! judges the connect alone, the permit is held until the tunnel closes, and the deadline bounds the
 //! connecting but not the tunnel.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, Method};
 use tokio::time::{Instant, sleep_until};
 
-use super::connection::Inbound;
+use super::connection::Takeover;
+use super::intercept::{self, Inside};
 use super::tunnel::Opened;
 use crate::call::Fate;
 use crate::config::Config;
 use crate::error::Error;
+use crate::pipeline::Proxy;
 use crate::pipeline::answer::{self, Answer, Held};
 use crate::pipeline::gate::{self, Pass};
 use crate::pipeline::judge::Judge;
 use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::{Arrival, Deadline, end_of};
 use crate::telemetry::metrics::AttemptKind;
+use crate::tls::client::Offer;
 use crate::upstream::dial::Destination;
 use crate::upstream::egress;
-use crate::upstream::registry::Lane;
+use crate::upstream::registry::{Lane, Registry};
 use crate::upstream::socket::Socket;
 use crate::wire::authority::Authority;
 use crate::wire::target::Scheme;
 
-/// Connects to `authority` for a tunnel.
+/// A tunnel that is asked for.
+pub struct Asked<'a> {
+    /// The CONNECT's fields.
+    pub headers: &'a HeaderMap,
+    /// Where it shall lead, and whose policy it meets.
+    pub authority: Authority,
+    /// The address to dial, where the client brings it along.
+    pub pinned: Option<IpAddr>,
+    /// When it was asked for.
+    pub arrival: Arrival,
+}
+
+/// Answers a CONNECT: with a connection to its upstream; or at once, where the policy has the TLS inside
+/// end here, since a client can read an error in there but not one that refuses its CONNECT.
 ///
 /// # Errors
 /// The refusal to answer with.
 pub async fn open(
-    inbound: &Inbound,
+    proxy: &Arc<Proxy>,
     config: Arc<Config>,
-    headers: &HeaderMap,
-    authority: Authority,
-    arrival: Arrival,
+    asked: Asked<'_>,
+    ledger: Ledger,
+) -> Result<Takeover, Answer> {
+    if let Some(lane) = lane(proxy.registry(), &config, &asked).ok().filter(|lane| intercept::applies(proxy, lane)) {
+        ledger.void();
+        let Asked { authority, pinned, arrival, .. } = asked;
+        return Ok(Takeover::Intercept(Box::new(Inside { authority, pinned, lane, config, arrival })));
+    }
+    connect(proxy, &config, asked, ledger).await.map(|opened| Takeover::Tunnel(Box::new(opened)))
+}
+
+/// What the tunnel meets.
+fn lane(registry: &Registry, config: &Arc<Config>, asked: &Asked<'_>) -> Result<Lane, Error> {
+    let upstream = registry
+        .by_authority(config, asked.authority.key(), Scheme::Https)
+        .map_err(Error::InvalidRequest)?;
+    registry.touch(&upstream, asked.arrival.now);
+    Ok(Lane::find(registry, config, upstream, &Method::CONNECT, ""))
+}
+
+/// Connects for a tunnel that nobody looks into.
+///
+/// # Errors
+/// The refusal to answer with.
+pub async fn connect(
+    proxy: &Proxy,
+    config: &Arc<Config>,
+    asked: Asked<'_>,
     mut ledger: Ledger,
 ) -> Result<Opened, Answer> {
     let mut end = None;
     let connecting = async {
-        let registry = inbound.proxy.registry();
-        let upstream =
-            registry.by_authority(&config, authority.key(), Scheme::Https).map_err(Error::InvalidRequest)?;
-        registry.touch(&upstream, arrival.now);
-        let lane = Lane::find(registry, &config, upstream, &Method::CONNECT, "");
+        let lane = lane(proxy.registry(), config, &asked)?;
         ledger.goes_to(&lane, "");
-        egress::check_name(&config.egress, &authority)?;
-        let deadline = Deadline::of(lane.stages().deadline.as_ref(), headers, arrival)?;
+        egress::check_name(&config.egress, &asked.authority)?;
+        let deadline = Deadline::of(lane.stages().deadline.as_ref(), asked.headers, asked.arrival)?;
         end = deadline.as_ref().map(|deadline| deadline.at);
-        connect(inbound, &lane, &authority, deadline.as_ref(), &ledger).await.map(|opened| (opened, lane))
+        dial(proxy, &lane, &asked, deadline.as_ref(), &ledger).await.map(|dialled| (dialled, lane))
     };
-    let connected = inbound.proxy.until_ending(connecting).await;
+    let connected = proxy.until_ending(connecting).await;
     ledger.bounded_by(end);
     match connected {
         Ok(((socket, pass), lane)) => {
             ledger.tunnels();
-            Ok(Opened { socket, authority, held: Held { ledger, permit: pass.permit, lane } })
+            let Asked { authority, pinned, .. } = asked;
+            Ok(Opened { socket, authority, pinned, held: Held { ledger, permit: pass.permit, lane } })
         }
         Err(error) => Err(answer::refuse(error, ledger, end)),
     }
 }
 
-async fn connect(
-    inbound: &Inbound,
+async fn dial(
+    proxy: &Proxy,
     lane: &Lane,
-    authority: &Authority,
+    asked: &Asked<'_>,
     deadline: Option<&Deadline>,
     ledger: &Ledger,
 ) -> Result<(Socket, Pass), Error> {
@@ -78,13 +117,15 @@ async fn connect(
         judge.sent();
         progress.count_attempt();
         let to = Destination {
-            authority,
+            authority: &asked.authority,
+            pinned: asked.pinned,
             tls: None,
+            offer: Offer::Http1,
             egress: &lane.config().egress,
             timeout: lane.stages().connect_timeout,
             avoid: None,
         };
-        let socket = inbound.proxy.registry().dialer().socket(to, progress).await;
+        let socket = proxy.registry().dialer().socket(to, progress).await;
         match socket {
             Ok(socket) => {
                 judge.complete(Instant::now());

@@ -1,304 +1,120 @@
-//! One client connection, from its first byte to its last.
-//!
-//! While requests come, the HTTP library runs it; one timer watches over slow heads, idle time and
-//! clients that do not read. A connection that lies idle is parked: the library's state and buffers
-//! go and the bare socket stays, since an agent holds many more connections than it uses. An upgrade
-//! or a CONNECT takes the socket over for good.
+//! A client's connection: what its requests have in common, and which version of HTTP it speaks.
 
-use std::convert::Infallible;
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::{Request, Response};
-use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::Service;
-use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Instant, sleep_until, timeout};
+use http::Response;
+use tokio::time::{Instant, timeout_at};
 
-use super::downstream::{ClientSocket, Downstream, Phase, Shared};
-use super::{forward, tunnel};
-use crate::call::RequestId;
-use crate::config::Limits;
-use crate::error::Error;
+use super::intercept::{self, Inside};
+use super::socket::ClientSocket;
+use super::{http1, http2, tunnel};
 use crate::pipeline::Proxy;
-use crate::pipeline::answer::{self, AnswerBody, Upgraded};
-use crate::pipeline::ledger::Ledger;
-use crate::policy::deadline::Arrival;
-use crate::respond;
+use crate::pipeline::answer::{Answer, AnswerBody, Upgraded};
 use crate::wire::authority::Authority;
-
-/// Idle for so long, a connection gives its buffers back. Short, so that a burst of connections never
-/// holds all its buffers at once; making the state anew costs about a microsecond.
-const PARK_AFTER: Duration = Duration::from_millis(100);
-/// How often a connection with a request on it is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A connection that ends is read for so long, so that unread bytes do not turn its last answer into
-/// a reset (RFC 9112 section 9.6).
-const LINGER: Duration = Duration::from_secs(2);
-/// Room to see that a head is over its limit; also for what a client sends behind a head.
-const READ_BEYOND_HEAD: usize = 8192;
 
 /// What all requests of one connection have in common.
 pub struct Inbound {
     /// The process.
     pub proxy: Arc<Proxy>,
-    /// Set inside a tunnel: the one upstream that its requests go to.
-    pub tunnel: Option<Authority>,
-    /// What the parts of the connection tell each other.
-    pub shared: Arc<Shared>,
-    /// Left here by a request that takes the connection over.
-    pub takeover: Mutex<Option<Takeover>>,
+    /// How they came here, which decides where they may go.
+    pub way: Way,
 }
 
-/// What a connection becomes when HTTP is over.
+/// How a request came to us.
+pub enum Way {
+    /// To the proxy port: its target names the upstream.
+    Proxy,
+    /// In clear text through a tunnel to this upstream.
+    Tunnel(Authority),
+    /// Inside TLS that ends here.
+    Intercepted {
+        /// The one upstream that it may name.
+        authority: Authority,
+        /// The address that the client wanted to go to, where it is the client's own choice.
+        pinned: Option<IpAddr>,
+    },
+    /// In clear text, redirected on its way to this address.
+    Redirected(Authority),
+}
+
+impl Way {
+    /// Whether the client knows of no proxy.
+    pub fn is_unaware(&self) -> bool {
+        !matches!(self, Self::Proxy)
+    }
+
+    /// Where a request goes that names no host, as HTTP/1.0 need not.
+    pub fn leads_to(&self) -> Option<&str> {
+        match self {
+            Self::Proxy => None,
+            Self::Tunnel(to) | Self::Intercepted { authority: to, .. } | Self::Redirected(to) => Some(to.key()),
+        }
+    }
+
+    /// The address that the client wanted to go to, where it chose it.
+    pub fn pinned(&self) -> Option<IpAddr> {
+        match self {
+            Self::Proxy | Self::Tunnel(_) => None,
+            Self::Intercepted { pinned, .. } => *pinned,
+            Self::Redirected(to) => to.ip(),
+        }
+    }
+}
+
+/// What comes of a request.
+pub enum Reply {
+    /// An answer.
+    Answer(Answer),
+    /// An answer's head, behind which what carried the request is no HTTP any more.
+    Takeover(Response<AnswerBody>, Takeover),
+}
+
+/// What a connection or a stream becomes when HTTP on it is over.
 pub enum Takeover {
     /// The protocol that a 101 agreed on.
     Upgraded(Box<Upgraded>),
     /// A tunnel that a CONNECT opened.
     Tunnel(Box<tunnel::Opened>),
+    /// A tunnel to an upstream whose TLS we end.
+    Intercept(Box<Inside>),
 }
 
-/// Serves one client connection to its end.
-pub async fn serve(socket: ClientSocket, proxy: Arc<Proxy>, tunnel: Option<Authority>) {
-    let limits = proxy.snapshot().limits.clone();
-    let inbound = Arc::new(Inbound { proxy, tunnel, shared: Shared::new(), takeover: Mutex::default() });
-    let mut socket = socket;
-    // Parked until the first byte: a connection that only waits costs its socket.
-    while wait_parked(&socket, &inbound.shared, &limits).await {
-        let mut running = Running::start(socket, &inbound, &limits);
-        let end = running.run(&inbound, &limits).await;
-        let (rest, read_ahead) = running.stop();
-        socket = rest;
-        socket.unread(read_ahead);
-        match end {
-            End::Parked => {}
-            End::Done(_) if inbound.takeover.lock().is_some() => break,
-            End::Done(outcome) => return close(socket, &inbound, outcome.err()).await,
-            End::TimedOut(Phase::Head) => {
-                return last_words(socket, &inbound.proxy, Error::RequestTimeout).await;
-            }
-            End::TimedOut(_) => return,
-            End::GivenUp => return socket.reset_on_close(),
+impl Takeover {
+    /// Runs it to its end.
+    pub async fn run(self, client: ClientSocket, proxy: &Arc<Proxy>) {
+        match self {
+            Self::Upgraded(upgraded) => Box::pin(tunnel::upgraded(client, *upgraded)).await,
+            Self::Tunnel(opened) => tunnel::opened(client, *opened, proxy.clone()).await,
+            Self::Intercept(inside) => intercept::listen_first(client, *inside, proxy.clone()).await,
         }
     }
-    let takeover = inbound.takeover.lock().take();
-    match takeover {
-        Some(Takeover::Upgraded(upgraded)) => Box::pin(tunnel::upgraded(socket, *upgraded)).await,
-        Some(Takeover::Tunnel(opened)) => {
-            Box::pin(tunnel::opened(socket, *opened, inbound.proxy.clone())).await;
-        }
-        None => {}
+}
+
+/// What an HTTP/2 client says first (RFC 9113 section 3.4), as far as no HTTP/1 client does.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
+
+/// Serves one client connection to its end, in the version of HTTP that its first bytes speak.
+pub async fn serve(mut client: ClientSocket, inbound: Inbound) {
+    let since = Instant::now();
+    let limit = since + inbound.proxy.snapshot().limits.header_timeout;
+    match timeout_at(limit, is_http2(&mut client)).await {
+        Ok(Ok(true)) => http2::serve(client, inbound).await,
+        Ok(Ok(false)) => http1::serve(client, inbound, since).await,
+        // Nothing was asked, so nothing is answered.
+        Ok(Err(_)) | Err(_) => {}
     }
 }
 
-/// Waits on the bare socket for the next request; false when it is time to close.
-async fn wait_parked(socket: &ClientSocket, shared: &Shared, limits: &Limits) -> bool {
-    let (phase, since) = shared.phase();
-    let limit = if phase == Phase::Fresh { limits.header_timeout } else { limits.keep_alive };
-    tokio::select! {
-        biased;
-        readable = socket.readable() => readable.is_ok(),
-        () = sleep_until(since + limit) => false,
-    }
-}
-
-/// Ends a connection that the library is done with, after an answer of ours when its head was bad.
-async fn close(socket: ClientSocket, inbound: &Inbound, error: Option<hyper::Error>) {
-    let shared = &inbound.shared;
-    let (phase, _) = shared.phase();
-    match error {
-        Some(error) if phase == Phase::Head => match bad_head(&error, shared) {
-            Some(error) => last_words(socket, &inbound.proxy, error).await,
-            None => drop(socket),
-        },
-        Some(error) if error.is_user() && shared.is_close_delimited() => socket.reset_on_close(),
-        Some(error) if error.is_user() => drop(socket),
-        _ => linger(socket).await,
-    }
-}
-
-fn bad_head(error: &hyper::Error, shared: &Shared) -> Option<Error> {
-    if error.is_parse_too_large() {
-        return Some(Error::HeadersTooLarge);
-    }
-    match shared.withheld() {
-        Some(http::StatusCode::URI_TOO_LONG) => Some(Error::UriTooLong),
-        Some(http::StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) => Some(Error::HeadersTooLarge),
-        Some(_) => Some(Error::InvalidRequest("the request head is no valid HTTP/1.1")),
-        None if error.is_parse() => Some(Error::InvalidRequest("the request head is no valid HTTP/1.1")),
-        None => None,
-    }
-}
-
-/// Answers outside the library, and closes.
-async fn last_words(mut socket: ClientSocket, proxy: &Arc<Proxy>, error: Error) {
-    let ledger = Ledger::open(proxy, Arrival::now(), RequestId::Ours(fastrand::u64(..)), None);
-    let bytes = respond::error::on_the_wire(&answer::refusal(error, ledger, None));
-    if timeout(LINGER, socket.write_all(&bytes)).await.is_ok() {
-        linger(socket).await;
-    }
-}
-
-/// Closes our side and reads on for a moment: a close with unread bytes is a reset, which can take
-/// the answer away that the client has not read yet.
-async fn linger(mut socket: ClientSocket) {
-    if socket.shutdown().await.is_err() {
-        return;
-    }
-    let mut scrap = BytesMut::with_capacity(4096);
-    let drain = async {
-        while socket.read_buf(&mut scrap).await.is_ok_and(|n| n > 0) {
-            scrap.clear();
-        }
-    };
-    // At the bound the socket is closed with whatever is unread.
-    let _ = timeout(LINGER, drain).await;
-}
-
-enum End {
-    Done(Result<(), hyper::Error>),
-    Parked,
-    TimedOut(Phase),
-    GivenUp,
-}
-
-/// The library at work on a connection.
-struct Running {
-    http: Box<http1::Connection<TokioIo<Downstream>, Requests>>,
-}
-
-impl Running {
-    fn start(socket: ClientSocket, inbound: &Arc<Inbound>, limits: &Limits) -> Self {
-        let mut builder = http1::Builder::new();
-        builder
-            .preserve_header_case(true)
-            .header_read_timeout(None)
-            .max_header_size(limits.head)
-            .max_buf_size(limits.head + READ_BEYOND_HEAD);
-        // The library has room for a hundred fields at no cost.
-        if limits.fields != 100 {
-            builder.max_headers(limits.fields);
-        }
-        let io = TokioIo::new(Downstream::new(socket, inbound.shared.clone()));
-        Self { http: Box::new(builder.serve_connection(io, Requests(inbound.clone()))) }
-    }
-
-    async fn run(&mut self, Inbound { proxy, shared, .. }: &Inbound, limits: &Limits) -> End {
-        let mut timer = pin!(sleep_until(Instant::now() + PARK_AFTER));
-        let mut ending = pin!(proxy.ending());
-        let mut is_told = false;
-        poll_fn(|cx| {
-            // Once is enough to be woken, and what runs here looks for itself then.
-            if !std::mem::replace(&mut is_told, true) {
-                let _ = ending.as_mut().poll(cx);
-            }
-            if let Poll::Ready(outcome) = self.http.poll_without_shutdown(cx) {
-                return Poll::Ready(End::Done(outcome));
-            }
-            while timer.as_mut().poll(cx).is_ready() {
-                match check(shared, limits, Instant::now()) {
-                    Ok(next) => timer.as_mut().reset(next),
-                    Err(end) => return Poll::Ready(end),
-                }
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    fn stop(self) -> (ClientSocket, Bytes) {
-        let parts = self.http.into_parts();
-        (parts.io.into_inner().into_inner(), parts.read_buf)
-    }
-}
-
-/// Looks whether the connection has run out of some time; else says when to look again.
-fn check(shared: &Shared, limits: &Limits, now: Instant) -> Result<Instant, End> {
-    let (phase, since) = shared.phase();
-    let (due, end) = match phase {
-        Phase::Fresh | Phase::Head => (since + limits.header_timeout, End::TimedOut(phase)),
-        Phase::Idle if shared.is_blocked() => (since + limits.keep_alive, End::TimedOut(phase)),
-        Phase::Idle => (since + PARK_AFTER, End::Parked),
-        Phase::Busy => match shared.gives_up_at() {
-            Some(at) => (at + LOOK_EVERY, End::GivenUp),
-            None => (now + LOOK_EVERY, End::Parked),
-        },
-    };
-    match now >= due {
-        true => Err(end),
-        // A phase can change without a word to the timer, so it looks again soon.
-        false => Ok(due.min(now + LOOK_EVERY)),
-    }
-}
-
-/// The requests of one connection, for the library.
-struct Requests(Arc<Inbound>);
-
-impl Service<Request<Incoming>> for Requests {
-    type Response = Response<Delivery>;
-    type Error = Infallible;
-    // Boxed, so that an idle connection does not hold the room of a whole journey.
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Delivery>, Infallible>> + Send>>;
-
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.0.shared.begin();
-        let inbound = self.0.clone();
-        Box::pin(async move {
-            let response = forward::answer(&inbound, request).await;
-            Ok(response.map(|body| Delivery { body, broken: None, shared: inbound.shared.clone() }))
-        })
-    }
-}
-
-/// An answer's body that tells the connection when it is over.
-struct Delivery {
-    body: AnswerBody,
-    /// What the body has broken with, while all that came before it is written: at an error the
-    /// library throws away what it has not written yet, and that may be the head.
-    broken: Option<Error>,
-    shared: Arc<Shared>,
-}
-
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        self.shared.finish();
-    }
-}
-
-impl Body for Delivery {
-    type Data = Bytes;
-    type Error = Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        if let Some(error) = self.broken.take() {
-            return Poll::Ready(Some(Err(error)));
-        }
-        match Pin::new(&mut self.body).poll_frame(cx) {
-            Poll::Ready(Some(Err(error))) => {
-                self.broken = Some(error);
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            polled => polled,
+async fn is_http2(client: &mut ClientSocket) -> std::io::Result<bool> {
+    let mut space = [0; PREFACE.len()];
+    let mut first = client.peek(&mut space).await?;
+    // Whole or not, it is settled as soon as it differs.
+    while PREFACE.starts_with(first) && first.len() < PREFACE.len() && !first.is_empty() {
+        match client.hear().await? {
+            Some(more) => first = more,
+            None => break,
         }
     }
-
-    fn is_end_stream(&self) -> bool {
-        self.broken.is_none() && self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    Ok(first.starts_with(PREFACE))
 }

@@ -14,13 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use super::socket::ClientSocket;
 use crate::call::InterimSink;
 use crate::wire::authority::bracket_ipv6;
 use crate::wire::hop_by_hop::Forwarded;
@@ -59,10 +58,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a connection accepted now.
-    pub fn new() -> Arc<Self> {
+    /// For a connection that has come into being at `epoch`.
+    pub fn since(epoch: Instant) -> Arc<Self> {
         Arc::new(Self {
-            epoch: Instant::now(),
+            epoch,
             phase: AtomicU8::new(Phase::Fresh as u8),
             since_ms: AtomicU64::new(0),
             end_ms: AtomicU64::new(0),
@@ -176,87 +175,6 @@ impl InterimSink for Shared {
         }
         out.extend_from_slice(b"\r\n");
         self.has_interim.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A client's socket, with bytes that were read ahead of it.
-pub struct ClientSocket {
-    stream: TcpStream,
-    ahead: Bytes,
-}
-
-impl ClientSocket {
-    /// A socket of which nothing has been read.
-    pub fn new(stream: TcpStream) -> Self {
-        Self { stream, ahead: Bytes::new() }
-    }
-
-    /// Puts back what was read too early. Bytes of no length are dropped, as they can hold the whole
-    /// buffer that they were read into.
-    pub fn unread(&mut self, bytes: Bytes) {
-        if bytes.is_empty() {
-            return;
-        }
-        self.ahead =
-            if self.ahead.is_empty() { bytes } else { [&bytes[..], &self.ahead[..]].concat().into() };
-    }
-
-    /// Resolves when there is something to read, the end included. It peeks, since the runtime takes a
-    /// new socket for readable until a read has found nothing.
-    pub async fn readable(&self) -> io::Result<()> {
-        if self.ahead.is_empty() { self.stream.peek(&mut [0]).await.map(drop) } else { Ok(()) }
-    }
-
-    /// The bare socket, and what was read ahead.
-    pub fn into_parts(self) -> (TcpStream, Bytes) {
-        (self.stream, self.ahead)
-    }
-
-    /// Makes the coming close a reset, for an answer whose end would otherwise look whole.
-    pub fn reset_on_close(&self) {
-        // Without it the close is an ordinary one: nothing better can be done.
-        let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
-    }
-}
-
-impl AsyncRead for ClientSocket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.ahead.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
-        }
-        let taken = self.ahead.len().min(buf.remaining());
-        buf.put_slice(&self.ahead.split_to(taken));
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for ClientSocket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

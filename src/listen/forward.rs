@@ -3,14 +3,11 @@
 use std::sync::Arc;
 
 use http::header::{self, HeaderValue};
-use http::{Method, Request, Response, Version};
-use http_body::Body;
-use hyper::body::Incoming;
-use hyper::ext::ReasonPhrase;
+use http::{Method, Request, Response};
 use tokio::time::Instant;
 
-use super::connect;
-use super::connection::{Inbound, Takeover};
+use super::connect::{self, Asked};
+use super::connection::{Inbound, Reply, Takeover, Way};
 use crate::call::{InterimSink, RequestId, has_body};
 use crate::config::Config;
 use crate::error::Error;
@@ -18,57 +15,54 @@ use crate::pipeline::answer::{self, Answer, AnswerBody};
 use crate::pipeline::ledger::Ledger;
 use crate::pipeline::{Arrived, Intake, journey};
 use crate::policy::deadline::Arrival;
-use crate::respond::error::ends_connection;
 use crate::wire::authority::Authority;
 use crate::wire::framing;
+use crate::wire::incoming::IncomingBody;
 use crate::wire::target::{self, Scheme};
 
-/// Answers one request of a connection.
-pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Response<AnswerBody> {
+/// Answers one request of a connection. Dropping the future cancels all that the request alone was
+/// waiting for.
+pub async fn answer(
+    inbound: &Inbound,
+    request: Request<IncomingBody>,
+    interim: Option<Arc<dyn InterimSink>>,
+    is_for_server: bool,
+) -> Reply {
     let arrival = Arrival::now();
     let config = inbound.proxy.snapshot();
     let id = RequestId::of(request.headers());
     let ledger = Ledger::open(&inbound.proxy, arrival, id, Some(request.method().clone()));
-    let version = request.version();
-    let is_connect = request.method() == Method::CONNECT;
 
-    let arrived = match check(inbound, &config, &request) {
-        Err(error) => Arrived::Answer(answer::refuse(error, ledger, None)),
-        Ok(Checked::Own(status)) => Arrived::Answer(own(&request, status, ledger)),
+    let (authority, scheme) = match check(inbound, &config, &request) {
+        Ok(Checked::Forward(authority, scheme)) => (authority, scheme),
         Ok(Checked::Tunnel(authority)) => {
-            let opening = connect::open(inbound, config, request.headers(), authority, arrival, ledger);
-            match Box::pin(opening).await {
-                Ok(opened) => {
-                    *inbound.takeover.lock() = Some(Takeover::Tunnel(Box::new(opened)));
-                    return Response::new(AnswerBody::empty());
-                }
-                Err(refused) => Arrived::Answer(refused),
-            }
-        }
-        Ok(Checked::Forward(authority, scheme)) => {
-            let (head, body) = request.into_parts();
-            let interim =
-                (version == Version::HTTP_11).then(|| inbound.shared.clone() as Arc<dyn InterimSink>);
-            let intake = Intake {
-                head,
-                body,
-                authority,
-                scheme,
-                is_for_server: inbound.shared.take_is_for_server(),
-                is_tunnelled: inbound.tunnel.is_some(),
-                config,
-                arrival,
-                interim,
+            let asked = Asked { headers: request.headers(), authority, pinned: None, arrival };
+            return match Box::pin(connect::open(&inbound.proxy, config, asked, ledger)).await {
+                Ok(next) => Reply::Takeover(Response::new(AnswerBody::empty()), next),
+                Err(refused) => Reply::Answer(refused),
             };
-            journey(&inbound.proxy, intake, ledger).await
         }
+        Ok(Checked::Own(status)) => return Reply::Answer(own(&request, status, ledger)),
+        Err(error) => return Reply::Answer(answer::refuse(error, ledger, None)),
     };
-    match arrived {
-        Arrived::Answer(answer) => finish(inbound, answer, version, is_connect),
+    let (head, body) = request.into_parts();
+    let intake = Intake {
+        head,
+        body,
+        authority,
+        scheme,
+        is_for_server,
+        is_unaware: inbound.way.is_unaware(),
+        pinned: inbound.way.pinned(),
+        config,
+        arrival,
+        interim,
+    };
+    match journey(&inbound.proxy, intake, ledger).await {
+        Arrived::Answer(answer) => Reply::Answer(answer),
         Arrived::Upgraded(mut upgraded) => {
             let response = std::mem::replace(&mut upgraded.response, Response::new(AnswerBody::empty()));
-            *inbound.takeover.lock() = Some(Takeover::Upgraded(upgraded));
-            response
+            Reply::Takeover(response, Takeover::Upgraded(upgraded))
         }
     }
 }
@@ -82,7 +76,7 @@ enum Checked {
     Own(http::StatusCode),
 }
 
-fn check(inbound: &Inbound, config: &Config, request: &Request<Incoming>) -> Result<Checked, Error> {
+fn check(inbound: &Inbound, config: &Config, request: &Request<IncomingBody>) -> Result<Checked, Error> {
     let headers = request.headers();
     framing::check_request(headers).map_err(Error::InvalidRequest)?;
     let length = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
@@ -92,42 +86,59 @@ fn check(inbound: &Inbound, config: &Config, request: &Request<Incoming>) -> Res
     if inbound.proxy.has_passed(headers) {
         return Err(Error::Loop);
     }
-    let dialer = inbound.proxy.registry().dialer();
     if request.method() == Method::CONNECT {
-        let authority = target::read_connect(request.uri()).map_err(Error::InvalidRequest)?;
-        // To the client they are the tunnel's first bytes, to the library a body (RFC 9110 section 9.3.6).
-        if has_body(headers) {
-            return Err(Error::InvalidRequest("a CONNECT has no content"));
-        }
-        if inbound.tunnel.is_some() {
-            return Err(Error::Misdirected);
-        }
-        return match dialer.is_own_authority(&authority) {
-            true => Err(Error::NotFound),
-            false => Ok(Checked::Tunnel(authority)),
-        };
+        return check_connect(inbound, request).map(Checked::Tunnel);
     }
-    let target = target::read(request.uri(), headers, request.version()).map_err(Error::InvalidRequest)?;
+    let target = target::read(request.uri(), headers, request.version(), inbound.way.leads_to())
+        .map_err(Error::InvalidRequest)?;
     if is_last_hop(request) {
         return Ok(Checked::Own(http::StatusCode::OK));
     }
-    if let Some(tunnel) = &inbound.tunnel {
+    match &inbound.way {
+        Way::Proxy => {
+            let dialer = inbound.proxy.registry().dialer();
+            if dialer.is_named_own(target.authority, target.scheme.default_port()) {
+                return Err(Error::NotFound);
+            }
+            Ok(Checked::Forward(target.authority.to_owned(), target.scheme))
+        }
         // The tunnel's name is what was checked and what is dialled, whatever `Host` says.
-        return Ok(Checked::Forward(tunnel.key().to_owned(), Scheme::Http));
+        Way::Tunnel(authority) => Ok(Checked::Forward(authority.key().to_owned(), Scheme::Http)),
+        // In TLS, other names would reach other hosts behind the same front (RFC 9110 section 7.4).
+        Way::Intercepted { authority, .. } => match authority.is_named_by(target.authority, 443) {
+            true => Ok(Checked::Forward(authority.key().to_owned(), Scheme::Https)),
+            false => Err(Error::Misdirected),
+        },
+        // The name selects the policy; the address says where, port included.
+        Way::Redirected(to) => {
+            let named = Authority::parse(target.authority, Some(80)).map_err(Error::InvalidRequest)?;
+            Ok(Checked::Forward(named.at_port(to.port()).key().to_owned(), Scheme::Http))
+        }
     }
-    if dialer.is_named_own(target.authority, target.scheme.default_port()) {
-        return Err(Error::NotFound);
+}
+
+fn check_connect(inbound: &Inbound, request: &Request<IncomingBody>) -> Result<Authority, Error> {
+    let authority = target::read_connect(request.uri()).map_err(Error::InvalidRequest)?;
+    // To the client they are the tunnel's first bytes, to the library a body (RFC 9110 section 9.3.6).
+    if has_body(request.headers()) {
+        return Err(Error::InvalidRequest("a CONNECT has no content"));
     }
-    Ok(Checked::Forward(target.authority.to_owned(), target.scheme))
+    if inbound.way.is_unaware() {
+        return Err(Error::Misdirected);
+    }
+    match inbound.proxy.registry().dialer().is_own_authority(&authority) {
+        true => Err(Error::NotFound),
+        false => Ok(authority),
+    }
 }
 
 /// OPTIONS and TRACE with `Max-Forwards: 0` end here.
-fn is_last_hop(request: &Request<Incoming>) -> bool {
+fn is_last_hop(request: &Request<IncomingBody>) -> bool {
     matches!(*request.method(), Method::OPTIONS | Method::TRACE)
         && request.headers().get(header::MAX_FORWARDS).is_some_and(|left| left == "0")
 }
 
-fn own(request: &Request<Incoming>, status: http::StatusCode, mut ledger: Ledger) -> Answer {
+fn own(request: &Request<IncomingBody>, status: http::StatusCode, mut ledger: Ledger) -> Answer {
     ledger.answers(status, None, Instant::now());
     ledger.complete();
     let mut response = Response::new(AnswerBody::empty());
@@ -138,21 +149,4 @@ fn own(request: &Request<Incoming>, status: http::StatusCode, mut ledger: Ledger
         response.headers_mut().insert(header::ALLOW, methods);
     }
     Answer::own(response, None)
-}
-
-/// The last touches that depend on the connection.
-fn finish(inbound: &Inbound, answer: Answer, version: Version, is_connect: bool) -> Response<AnswerBody> {
-    let Answer { mut response, end, stall, refusal } = answer;
-    inbound.shared.bound(end, stall);
-    if let Some(word) = refusal.filter(|_| is_connect) {
-        // The one part of a refused CONNECT that every client shows its user.
-        response.extensions_mut().insert(ReasonPhrase::from_static(word.as_bytes()));
-    }
-    let is_broken = refusal.is_some() && ends_connection(response.status());
-    if is_connect || is_broken || inbound.proxy.is_draining() {
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    let is_close_delimited = version == Version::HTTP_10 && response.body().size_hint().exact().is_none();
-    inbound.shared.set_close_delimited(is_close_delimited);
-    response
 }

@@ -6,28 +6,36 @@
 /// What a client begins to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sniff {
-    /// An HTTP/1 request.
+    /// A request, of HTTP/1 or of HTTP/2 by prior knowledge.
     Http,
-    /// Anything else, TLS included: bytes to pass on.
+    /// A TLS handshake.
+    Tls,
+    /// Anything else: bytes to pass on.
     Other,
     /// Too little to tell.
     Undecided,
 }
 
-const METHODS: [&[u8]; 8] =
-    [b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE "];
+/// Methods, and the preface of HTTP/2 (RFC 9113 section 3.4).
+const BEGINNINGS: [&[u8]; 9] =
+    [b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"PRI * HTTP/2.0\r\n"];
+/// A TLS record that holds a handshake, of any version since 3.0 (RFC 8446 section 5.1).
+const HANDSHAKE_RECORD: [u8; 2] = [0x16, 0x03];
 
 /// Judges the first bytes of a tunnel.
 pub fn sniff(bytes: &[u8]) -> Sniff {
     if bytes.is_empty() {
         return Sniff::Undecided;
     }
-    let mut verdict = Sniff::Other;
-    for method in METHODS {
-        if bytes.starts_with(method) {
+    if bytes.starts_with(&HANDSHAKE_RECORD) {
+        return Sniff::Tls;
+    }
+    let mut verdict = if HANDSHAKE_RECORD.starts_with(bytes) { Sniff::Undecided } else { Sniff::Other };
+    for beginning in BEGINNINGS {
+        if bytes.starts_with(beginning) {
             return Sniff::Http;
         }
-        if method.starts_with(bytes) {
+        if beginning.starts_with(bytes) {
             verdict = Sniff::Undecided;
         }
     }
@@ -43,8 +51,11 @@ mod tests {
         assert_eq!(sniff(b""), Sniff::Undecided);
         assert_eq!(sniff(b"PO"), Sniff::Undecided);
         assert_eq!(sniff(b"POST /v1 HTTP/1.1\r\n"), Sniff::Http);
-        assert_eq!(sniff(b"\x16\x03\x01"), Sniff::Other);
-        assert_eq!(sniff(b"PRI * HTTP/2.0"), Sniff::Other);
+        assert_eq!(sniff(b"\x16"), Sniff::Undecided);
+        assert_eq!(sniff(b"\x16\x03\x01"), Sniff::Tls);
+        assert_eq!(sniff(b"\x16\x02"), Sniff::Other);
+        assert_eq!(sniff(b"PRI * HTTP/2.0"), Sniff::Undecided);
+        assert_eq!(sniff(b"PRI * HTTP/2.0\r\n\r\nSM"), Sniff::Http);
         assert_eq!(sniff(b"EHLO a.example\r\n"), Sniff::Other);
         assert_eq!(sniff(b"GETX"), Sniff::Other);
     }

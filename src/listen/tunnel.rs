@@ -6,22 +6,27 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::connection;
-use super::downstream::ClientSocket;
+use super::connection::{self, Inbound, Way};
+use super::hello;
+use super::intercept::{self, Inside};
 use super::sniff::{Sniff, sniff};
+use super::socket::ClientSocket;
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Held, Upgraded};
-use crate::upstream::connection::Idle;
+use crate::policy::deadline::Arrival;
+use crate::upstream::connection::Origin;
+use crate::upstream::http1::Idle;
 use crate::upstream::socket::Socket;
 use crate::wire::authority::Authority;
 
@@ -36,11 +41,13 @@ pub struct Opened {
     pub socket: Socket,
     /// Where it leads.
     pub authority: Authority,
+    /// The address that the client brought along.
+    pub pinned: Option<IpAddr>,
     /// What holds while it is open.
     pub held: Held,
 }
 
-/// Runs what a CONNECT has opened: a tunnel, or requests in clear text.
+/// Runs what a CONNECT has opened: a tunnel, or requests that can be read.
 pub fn opened(
     client: ClientSocket,
     opened: Opened,
@@ -48,21 +55,46 @@ pub fn opened(
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     // Boxed by hand: serving requests can lead here, and this leads to serving requests.
     Box::pin(async move {
-        let Opened { socket, authority, held } = opened;
+        let Opened { socket, authority, pinned, held } = opened;
         let mut client = client;
-        match listen_in(&mut client, &socket).await {
-            Ok(Sniff::Http) => {
+        let Ok(heard) = listen_in(&mut client, &socket).await else { return };
+        match heard {
+            Sniff::Http => {
                 // Its requests pass the guards one by one, and the first finds this connection idle.
                 let lane = held.lane.clone();
                 drop(held.permit);
                 held.ledger.void();
-                lane.upstream.pool.put(Idle::new(socket), Instant::now());
-                connection::serve(client, proxy, Some(authority)).await;
+                let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
+                lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
+                connection::serve(client, Inbound { proxy, way: Way::Tunnel(authority) }).await;
             }
-            Ok(_) => copy(client, socket, Bytes::new(), held).await,
-            Err(_) => {}
+            Sniff::Tls if intercept::applies(&proxy, &held.lane) => {
+                held.ledger.void();
+                let config = held.lane.config().clone();
+                let lane = held.lane.clone();
+                drop(socket);
+                let inside = Inside { authority, pinned, lane, config, arrival: Arrival::now() };
+                intercept::terminate(client, inside, proxy).await;
+            }
+            Sniff::Tls if !may_pass(&mut client, &authority, &held).await => {
+                tracing::warn!(%authority, "a tunnel's TLS names another host under an allow-list; closed");
+            }
+            _ => copy(client, socket, Bytes::new(), held).await,
         }
     })
+}
+
+/// Under an allow-list, a tunnel to an allowed name must not become one to another host behind the same
+/// front.
+async fn may_pass(client: &mut ClientSocket, authority: &Authority, held: &Held) -> bool {
+    if !held.lane.config().egress.deny_by_default {
+        return true;
+    }
+    match hello::server_name(client).await {
+        Ok(Some(name)) => name == authority.host(),
+        Ok(None) => true,
+        Err(_) => false,
+    }
 }
 
 /// Runs the protocol that both ends have changed to.
@@ -74,27 +106,28 @@ pub async fn upgraded(client: ClientSocket, upgraded: Upgraded) {
     }
 }
 
-/// Reads the client's first bytes, until they tell what they are, and puts them back.
+/// Reads the client's first bytes ahead, until they tell what they are; gives up after a second, or
+/// when the upstream speaks first.
 async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
-    let mut heard = BytesMut::with_capacity(1024);
-    let wait = sleep(SNIFF_WAIT);
-    tokio::pin!(wait);
-    let verdict = loop {
-        tokio::select! {
-            biased;
-            read = client.read_buf(&mut heard) => match read? {
-                0 => break Sniff::Other,
-                _ => match sniff(&heard) {
-                    Sniff::Undecided => {}
-                    verdict => break verdict,
-                },
-            },
-            _ = upstream.readable() => break Sniff::Other,
-            () = &mut wait => break Sniff::Other,
+    tokio::select! {
+        biased;
+        heard = client_speaks(client) => heard,
+        _ = upstream.readable() => Ok(Sniff::Other),
+        () = sleep(SNIFF_WAIT) => Ok(Sniff::Other),
+    }
+}
+
+/// What the client's first bytes are, once they tell. Cancel-safe.
+pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
+    loop {
+        match sniff(client.ahead()) {
+            Sniff::Undecided => {}
+            verdict => return Ok(verdict),
         }
-    };
-    client.unread(heard.freeze());
-    Ok(verdict)
+        if client.hear().await?.is_none() {
+            return Ok(Sniff::Other);
+        }
+    }
 }
 
 /// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the

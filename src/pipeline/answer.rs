@@ -13,7 +13,6 @@ use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::{Response, Version};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::attempt::Head;
@@ -96,7 +95,7 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
     let Outcome { head, hedge } = outcome;
     let Head { response, exchange, judge, permit, lane, elapsed, .. } = head;
     let now = judge.started() + elapsed;
-    let (mut parts, incoming) = response.into_parts();
+    let (mut parts, ()) = response.into_parts();
     let stream = is_stream(&parts.headers);
     let end = deadline.filter(|deadline| covers_body(deadline, &lane, stream));
     headers::pass_on(
@@ -113,7 +112,6 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
     let stall = lane.stages().stream_idle;
     let body_end = end.as_ref().map(|deadline| deadline.at);
     let mut streaming = Streaming {
-        incoming,
         exchange: Some(exchange),
         judge,
         permit,
@@ -123,7 +121,7 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
         moved: now,
         timer: None,
     };
-    let body = if streaming.incoming.is_end_stream() {
+    let body = if streaming.is_end_stream() {
         streaming.complete();
         AnswerBody::empty()
     } else {
@@ -179,7 +177,7 @@ pub fn refusal(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> R
 
 /// An upstream's body with all that is held until it ends.
 pub struct Streaming {
-    incoming: Incoming,
+    /// Taken when the body has ended.
     exchange: Option<Exchange>,
     judge: Judge,
     permit: Option<Permit>,
@@ -195,10 +193,10 @@ pub struct Streaming {
 impl Streaming {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let Some(exchange) = &mut self.exchange else { return Poll::Ready(None) };
-        match exchange.poll_frame(Pin::new(&mut self.incoming), cx) {
+        match exchange.poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 self.moved = Instant::now();
-                let is_last = self.incoming.is_end_stream();
+                let is_last = exchange.is_end_stream();
                 // A body that never has to be waited for does not get to the timer.
                 if let Some(deadline) = self.end.as_ref().filter(|end| !is_last && self.moved >= end.at) {
                     let error = deadline.exceeded(Stage::Body);
@@ -259,9 +257,13 @@ impl Streaming {
         self.judge.complete(now);
         self.ledger.complete();
         self.permit = None;
-        if let Some(connection) = self.exchange.take().and_then(Exchange::into_idle) {
-            self.lane.upstream.pool.put(connection, now);
+        if let Some(exchange) = self.exchange.take() {
+            exchange.finish(&self.lane.upstream.pool, now);
         }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.exchange.as_ref().is_none_or(Exchange::is_end_stream)
     }
 
     fn cut(&mut self, error: Error) -> Error {
@@ -289,14 +291,17 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(bytes) => bytes.is_none(),
-            Self::Stream(streaming) => streaming.exchange.is_none() && streaming.incoming.is_end_stream(),
+            Self::Stream(streaming) => streaming.exchange.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Stream(streaming) => streaming.incoming.size_hint(),
+            Self::Stream(streaming) => match &streaming.exchange {
+                Some(exchange) => exchange.size_hint(),
+                None => SizeHint::with_exact(0),
+            },
         }
     }
 }

@@ -4,29 +4,32 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use http::Response;
-use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
 use super::gate::Pass;
 use super::judge::Judge;
 use super::{Proxy, outgoing};
 use crate::call::Call;
-use crate::error::{Bound, Error, Stage};
+use crate::error::{Bound, Cause, Error, Stage};
 use crate::policy::bulkhead::Permit;
 use crate::policy::deadline::Deadline;
 use crate::telemetry::metrics::AttemptKind;
-use crate::upstream::connection::{Connection, Exchange, SendFailure};
+use crate::tls::client::Offer;
+use crate::upstream::connection::{Connection, Exchange, Interim, Origin, SendFailure, Wanted};
 use crate::upstream::dial::Destination;
 use crate::upstream::egress;
-use crate::upstream::pool::Wanted;
-use crate::upstream::registry::Lane;
+use crate::upstream::http1::Idle;
+use crate::upstream::http2::Shared;
+use crate::upstream::registry::{Lane, Speech};
+use crate::upstream::shared::{Claim, Dialing};
+use crate::wire::body::Continue;
 use crate::wire::framing;
 
 /// The head of an answer, with all that stays held until its body ends.
 pub struct Head {
-    /// The response; its body is read through `exchange`.
-    pub response: Response<Incoming>,
-    /// The connection it comes on.
+    /// The response; its body is in `exchange`.
+    pub response: Response<()>,
+    /// Where the rest of it comes from.
     pub exchange: Exchange,
     /// Owes the verdict.
     pub judge: Judge,
@@ -91,43 +94,60 @@ pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Re
     }
 }
 
-/// Sends the request; once more on a fresh connection when a reused one turns out to be dead, and
-/// nothing can have come of it.
+/// Most connections that one attempt sends its request on.
+const MAX_SENDS: u32 = 3;
+
+/// Sends the request; once more on another connection when a reused one turns out to be dead, or the
+/// upstream refuses to look at it, and nothing can have come of it.
 async fn send(
     this: Try<'_>,
     lane: &Lane,
     kind: AttemptKind,
     judge: &mut Judge,
-) -> Result<(Response<Incoming>, Exchange), Error> {
+) -> Result<(Response<()>, Exchange), Error> {
     this.call.progress.count_attempt();
     let mut may_reuse = true;
+    let mut sends = 0;
     loop {
         let connection = connection(this, lane, kind, may_reuse, judge.started()).await?;
         let is_reused = connection.is_reused();
         if kind == AttemptKind::Primary {
-            this.call.progress.went_to(connection.peer().ip());
+            note_first(this, &connection);
         }
-        let mut outgoing = outgoing::request(this.call, lane, this.deadline, this.proxy.identity())?;
-        relay_interim(this.call, &mut outgoing, kind);
+        let version = connection.version();
+        let outgoing = outgoing::request(this.call, lane, this.deadline, this.proxy.identity(), version)?;
+        let interim = interim(this.call, outgoing.gate, kind);
         this.call.progress.enter(Stage::Head);
         judge.sent();
-        match connection.send(outgoing.request).await {
+        sends += 1;
+        match connection.send(outgoing.request, interim).await {
             Ok((response, exchange)) => return checked(this.call, response, exchange),
-            Err(failure) if is_reused && may_resend(this.call, &failure) => may_reuse = false,
+            Err(failure) if sends < MAX_SENDS && may_resend(this.call, is_reused, &failure) => {
+                may_reuse = failure.is_refused;
+            }
             Err(failure) => return Err(failure.error),
         }
     }
 }
 
 /// A request may go out again when no byte of it left, or when no byte of an answer came and sending
-/// it twice does no more than once (RFC 9110 section 9.2.2, RFC 9112 section 9.3.1).
-fn may_resend(call: &Call, failure: &SendFailure) -> bool {
+/// it twice does no more than once (RFC 9110 section 9.2.2, RFC 9112 section 9.3.1). What the upstream
+/// has refused to look at may in any case (RFC 9113 section 8.7).
+fn may_resend(call: &Call, is_reused: bool, failure: &SendFailure) -> bool {
     let is_harmless = failure.is_unsent || (failure.is_unanswered && call.method.is_idempotent());
-    is_harmless && call.body.can_be_sent()
+    (is_reused || failure.is_refused) && is_harmless && call.body.can_be_sent()
 }
 
-/// An idle connection if there is one that will do, else a new one. A hedge goes to another address
-/// where there is one.
+/// What a hedge of the same call keeps away from.
+fn note_first(this: Try<'_>, connection: &Connection) {
+    this.call.progress.went_to(connection.origin().peer.ip());
+    if let Connection::Http2(slot) = connection {
+        this.call.progress.went_on(slot.shared().id());
+    }
+}
+
+/// A connection with room if there is one that will do, else a new one. A hedge goes to another
+/// connection than the first attempt, and to another address where there is one.
 async fn connection(
     this: Try<'_>,
     lane: &Lane,
@@ -135,32 +155,78 @@ async fn connection(
     may_reuse: bool,
     now: Instant,
 ) -> Result<Connection, Error> {
-    let tls = lane.tls(this.call.scheme);
-    let egress = &lane.config().egress;
-    let verdict = egress::check_name(egress, lane.dialled())?;
-    let avoid = match kind {
-        AttemptKind::Hedge => Box::pin(other_address(this, lane)).await,
-        _ => None,
+    let Try { call, .. } = this;
+    let speech = lane.speech(call.scheme, call.upgrade.is_some());
+    let verdict = egress::check_name(&lane.config().egress, lane.dialled())?;
+    let (avoid, beside) = match kind {
+        AttemptKind::Hedge => (Box::pin(other_address(this, lane)).await, call.progress.first_connection()),
+        _ => (None, None),
     };
-    if may_reuse {
-        let wanted = Wanted { is_tls: tls.is_some(), avoid };
-        while let Some(connection) = lane.upstream.pool.take(wanted, now) {
-            // A reload can have closed a door that was open when the connection was made.
-            if egress::check_address(egress, lane.dialled(), verdict, connection.peer().ip()).is_ok() {
-                return connection.prepare(true).await;
+    let pinned = call.pinned.filter(|_| !lane.has_endpoint());
+    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside };
+    // A reload can have closed a door that was open when a connection was made.
+    let is_allowed = |origin: &Origin| {
+        egress::check_address(&lane.config().egress, lane.dialled(), verdict, origin.peer.ip()).is_ok()
+    };
+    if may_reuse && speech.may_be_http1() {
+        while let Some(idle) = lane.upstream.pool.take(wanted, now) {
+            if is_allowed(idle.origin()) {
+                return idle.prepare(true).await.map(Connection::Http1);
             }
         }
     }
-    let to =
-        Destination { authority: lane.dialled(), tls, egress, timeout: lane.stages().connect_timeout, avoid };
     // Boxed, as is the rest that few attempts come to: the room would be part of every request.
-    Box::pin(this.proxy.registry().dialer().connection(to, &this.call.progress)).await
+    Box::pin(async {
+        if !speech.may_be_http2() {
+            return dial(this, lane, speech, wanted, None).await;
+        }
+        loop {
+            match lane.upstream.pool.shared.claim(wanted, now).await {
+                Claim::Slot(slot) if is_allowed(slot.shared().origin()) => return Ok(Connection::Http2(slot)),
+                Claim::Slot(slot) => slot.shared().retire(),
+                Claim::Dial(dialing) => return dial(this, lane, speech, wanted, Some(dialing)).await,
+            }
+        }
+    })
+    .await
+}
+
+/// A new connection, told to those who wait for it.
+async fn dial(
+    this: Try<'_>,
+    lane: &Lane,
+    speech: Speech<'_>,
+    wanted: Wanted<'_>,
+    dialing: Option<Dialing<'_>>,
+) -> Result<Connection, Error> {
+    let to = Destination {
+        authority: lane.dialled(),
+        pinned: wanted.pinned,
+        tls: wanted.tls,
+        offer: if dialing.is_some() { Offer::Both } else { Offer::Http1 },
+        egress: &lane.config().egress,
+        timeout: lane.stages().connect_timeout,
+        avoid: wanted.avoid,
+    };
+    let socket = this.proxy.registry().dialer().socket(to, &this.call.progress).await?;
+    let origin =
+        Origin { peer: socket.peer(), tls: wanted.tls.cloned(), is_pinned: wanted.pinned.is_some() };
+    let Some(dialing) = dialing else {
+        return Idle::new(socket, origin).prepare(false).await.map(Connection::Http1);
+    };
+    if !speech.is_http2(&socket) {
+        dialing.was_for_one();
+        return Idle::new(socket, origin).prepare(false).await.map(Connection::Http1);
+    }
+    let shared = Shared::start(socket, origin, lane.upstream.pool.shared.changed()).await?;
+    // A new connection has room for one at least.
+    dialing.succeeded(&shared).map(Connection::Http2).ok_or(Error::UpstreamReset(Cause::NONE))
 }
 
 /// The address that the first attempt went to, when the name has another one to go to instead.
 async fn other_address(this: Try<'_>, lane: &Lane) -> Option<IpAddr> {
     let first = this.call.progress.first_peer()?;
-    if lane.dialled().ip().is_some() {
+    if lane.dialled().ip().is_some() || this.call.pinned.is_some() {
         return None;
     }
     let dialer = this.proxy.registry().dialer();
@@ -169,29 +235,17 @@ async fn other_address(this: Try<'_>, lane: &Lane) -> Option<IpAddr> {
 }
 
 /// Lets the client see interim answers of the first attempt, and opens the body's gate on a 100.
-fn relay_interim(call: &Call, outgoing: &mut outgoing::Outgoing, kind: AttemptKind) {
-    let gate = outgoing.gate.take();
+fn interim(call: &Call, gate: Option<Continue>, kind: AttemptKind) -> Option<Interim> {
     let sink = call.interim.clone().filter(|_| kind != AttemptKind::Hedge);
-    if gate.is_none() && sink.is_none() {
-        return;
-    }
-    hyper::ext::on_informational(&mut outgoing.request, move |interim| {
-        if interim.status() == http::StatusCode::CONTINUE {
-            if let Some(gate) = &gate {
-                gate.open();
-            }
-        } else if let Some(sink) = &sink {
-            sink.interim(interim.status(), interim.headers());
-        }
-    });
+    (gate.is_some() || sink.is_some()).then_some(Interim { gate, sink })
 }
 
 /// Refuses an answer that two readers could read in two ways.
 fn checked(
     call: &Call,
-    response: Response<Incoming>,
+    response: Response<()>,
     exchange: Exchange,
-) -> Result<(Response<Incoming>, Exchange), Error> {
+) -> Result<(Response<()>, Exchange), Error> {
     framing::check_response(response.headers()).map_err(|what| Error::UpstreamInvalid(what.into()))?;
     if response.status() == http::StatusCode::SWITCHING_PROTOCOLS && call.upgrade.is_none() {
         return Err(Error::UpstreamInvalid("a 101 that nobody asked for".into()));

@@ -22,10 +22,10 @@ mod proxy;
 pub mod race;
 pub mod target;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::StatusCode;
-use hyper::body::Incoming;
 
 use self::answer::{Answer, Upgraded};
 use self::attempt::Try;
@@ -35,6 +35,7 @@ use crate::call::InterimSink;
 use crate::config::Config;
 use crate::policy::deadline::{Arrival, Deadline};
 use crate::upstream::egress;
+use crate::wire::incoming::IncomingBody;
 use crate::wire::target::Scheme;
 
 /// What comes of a call.
@@ -50,15 +51,17 @@ pub struct Intake {
     /// Its head.
     pub head: http::request::Parts,
     /// Its body.
-    pub body: Incoming,
+    pub body: IncomingBody,
     /// The upstream, as the client or its tunnel named it.
     pub authority: String,
     /// The scheme that the client named.
     pub scheme: Scheme,
     /// Whether it asks about the server as a whole: `OPTIONS *`.
     pub is_for_server: bool,
-    /// Whether it came through a tunnel.
-    pub is_tunnelled: bool,
+    /// Whether the client knows of no proxy.
+    pub is_unaware: bool,
+    /// The address that the client itself wanted to go to.
+    pub pinned: Option<IpAddr>,
     /// The snapshot that serves the whole journey.
     pub config: Arc<Config>,
     /// When it arrived.

@@ -2,6 +2,7 @@
 //! sends the same and none has to give its head back.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
 use http::{Method, Request, Uri, Version};
 use tokio::time::Instant;
 
@@ -38,26 +39,31 @@ pub fn request(
     lane: &Lane,
     deadline: Option<&Deadline>,
     via: &HeaderValue,
+    version: Version,
 ) -> Result<Outgoing, Error> {
     let (body, gate) = body(call)?;
     let has_unknown_length = http_body::Body::size_hint(&body).exact().is_none();
     let mut request = Request::new(body);
     *request.method_mut() = call.method.clone();
-    *request.version_mut() = Version::HTTP_11;
-    *request.extensions_mut() = call.spelling.clone();
+    *request.version_mut() = version;
+    let is_http2 = version == Version::HTTP_2;
 
     let mut headers = HeaderMap::with_capacity(call.headers.len() + OWN_FIELDS);
-    headers.insert(header::HOST, host(call, lane)?);
+    let host = host(call, lane)?;
+    if !is_http2 {
+        *request.extensions_mut() = call.spelling.clone();
+        headers.insert(header::HOST, host.clone());
+    }
     let forwarded = Forwarded::of(&call.headers);
     for (name, value) in forwarded.iter() {
         if name != header::HOST && !(deadline.is_some() && is_deadline_field(name)) {
             headers.append(name, value.clone());
         }
     }
-    if has_unknown_length {
+    if has_unknown_length && !is_http2 {
         headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    if !call.is_tunnelled {
+    if !call.is_unaware {
         headers.append(header::VIA, via.clone());
     }
     if let Some(deadline) = deadline {
@@ -67,7 +73,9 @@ pub fn request(
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, upgrade.clone());
     } else if hop_by_hop::wants_trailers(&call.headers) {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+        if !is_http2 {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+        }
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
     if matches!(call.method, Method::OPTIONS | Method::TRACE) {
@@ -79,7 +87,10 @@ pub fn request(
         target = rewrite::target(rules, &target)?;
         rewrite::fields(rules, &mut headers);
     }
-    *request.uri_mut() = Uri::from(target);
+    *request.uri_mut() = match is_http2 {
+        false => Uri::from(target),
+        true => absolute(lane.speech(call.scheme, false).scheme(), &host, target)?,
+    };
     *request.headers_mut() = headers;
     Ok(Outgoing { request, gate })
 }
@@ -105,11 +116,24 @@ fn body(call: &Call) -> Result<(RequestBody, Option<Continue>), Error> {
 }
 
 fn host(call: &Call, lane: &Lane) -> Result<HeaderValue, Error> {
-    if let Some(own) = call.headers.get(header::HOST).filter(|_| call.is_tunnelled && !lane.has_endpoint()) {
+    if let Some(own) = call.headers.get(header::HOST).filter(|_| call.is_unaware && !lane.has_endpoint()) {
         return Ok(own.clone());
     }
-    let scheme = if lane.tls(call.scheme).is_some() { Scheme::Https } else { Scheme::Http };
+    let scheme = lane.speech(call.scheme, false).scheme();
     HeaderValue::from_str(lane.dialled().host_field(scheme.default_port()))
+        .map_err(|error| Error::Internal(Cause::chain(&error)))
+}
+
+/// The parts that HTTP/2 sends as `:scheme`, `:authority` and `:path` (RFC 9113 section 8.3.1).
+fn absolute(scheme: Scheme, host: &HeaderValue, target: PathAndQuery) -> Result<Uri, Error> {
+    Uri::builder()
+        .scheme(match scheme {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        })
+        .authority(host.as_bytes())
+        .path_and_query(target)
+        .build()
         .map_err(|error| Error::Internal(Cause::chain(&error)))
 }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use http::uri::PathAndQuery;
+use http_body::Body;
 
 use super::ledger::Ledger;
 use super::{Intake, Proxy};
-use crate::call::{Call, CallBody, has_body};
+use crate::call::{Call, CallBody};
 use crate::error::Error;
 use crate::upstream::registry::{Lane, Upstream};
 use crate::wire::hop_by_hop;
@@ -37,12 +38,13 @@ pub fn lane(proxy: &Proxy, intake: &Intake, upstream: Arc<Upstream>, target: &Pa
 
 /// The call, with its body kept for replay where it may be sent twice.
 pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, ledger: &Ledger) -> Call {
-    let Intake { head, body, scheme, is_tunnelled, config, interim, .. } = intake;
+    let Intake { head, body, scheme, is_unaware, pinned, config, interim, .. } = intake;
     let mut call = Call {
         upgrade: hop_by_hop::upgrade(&head.headers).cloned(),
         method: head.method,
         scheme,
-        is_tunnelled,
+        is_unaware,
+        pinned,
         target,
         headers: head.headers,
         spelling: head.extensions,
@@ -50,10 +52,13 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
         interim,
         progress: ledger.progress().clone(),
     };
-    if has_body(&call.headers) {
+    if !body.is_end_stream() {
         let limit = lane.stages().replay_limit;
         let methods = lane.stages().hedge.as_ref().map_or(&[][..], |hedge| &hedge.methods);
-        let may_repeat = call.method.is_idempotent() || call.is_idempotent(methods, lane.route());
+        // An HTTP/2 upstream can say that it has not looked at a request: then any may go out again.
+        let may_be_refused = lane.speech(call.scheme, call.upgrade.is_some()).may_be_http2();
+        let may_repeat =
+            may_be_refused || call.method.is_idempotent() || call.is_idempotent(methods, lane.route());
         call.body = if may_repeat && limit > 0 {
             let total = config.limits.replay_total;
             CallBody::Replay(Replay::new(body, limit, total, proxy.replay().clone()))

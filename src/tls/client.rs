@@ -59,9 +59,21 @@ pub struct ClientTls {
     connector: OnceCell<Connector>,
 }
 
+/// The versions of HTTP that a handshake offers (RFC 7301).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offer {
+    /// HTTP/1.1 alone: for what needs a connection to itself, as an upgrade does.
+    Http1,
+    /// HTTP/2, or else HTTP/1.1.
+    Both,
+}
+
 /// Hides what rustls and its sessions would print.
 #[derive(Clone)]
-struct Connector(TlsConnector);
+struct Connector {
+    http1: TlsConnector,
+    both: TlsConnector,
+}
 
 impl std::fmt::Debug for Connector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -86,10 +98,19 @@ impl ClientTls {
     ///
     /// # Errors
     /// [`Error::CertificateInvalid`] when the certificate is at fault, else [`Error::TlsFailed`].
-    pub async fn handshake(&self, tcp: TcpStream, host: &str) -> Result<TlsStream<TcpStream>, Error> {
+    pub async fn handshake(
+        &self,
+        tcp: TcpStream,
+        host: &str,
+        offer: Offer,
+    ) -> Result<TlsStream<TcpStream>, Error> {
         let name = server_name(self.server_name.as_deref().unwrap_or(host))?;
         let connector = self.connector.get_or_try_init(|| self.build()).await?;
-        connector.0.connect(name, tcp).await.map_err(|error| handshake_error(&error))
+        let connector = match offer {
+            Offer::Http1 => &connector.http1,
+            Offer::Both => &connector.both,
+        };
+        connector.connect(name, tcp).await.map_err(|error| handshake_error(&error))
     }
 
     async fn build(&self) -> Result<Connector, Error> {
@@ -113,7 +134,9 @@ fn connector(system: &SystemRoots, ca_pems: &[Arc<[u8]>]) -> Result<Connector, E
         .with_no_client_auth();
     config.resumption = Resumption::in_memory_sessions(SESSIONS);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Connector(TlsConnector::from(Arc::new(config))))
+    let http1 = TlsConnector::from(Arc::new(config.clone()));
+    config.alpn_protocols.insert(0, b"h2".to_vec());
+    Ok(Connector { http1, both: TlsConnector::from(Arc::new(config)) })
 }
 
 fn add_pem(roots: &mut RootCertStore, pem: &[u8]) -> Result<(), Error> {
@@ -246,7 +269,7 @@ mod tests {
         address: SocketAddr,
         host: &str,
     ) -> Result<TlsStream<TcpStream>, Error> {
-        client.handshake(TcpStream::connect(address).await.unwrap(), host).await
+        client.handshake(TcpStream::connect(address).await.unwrap(), host, Offer::Http1).await
     }
 
     async fn text(mut stream: TlsStream<TcpStream>) -> String {

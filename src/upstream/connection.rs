@@ -1,143 +1,142 @@
-//! One HTTP/1 connection to an upstream, driven by whoever uses it.
-//!
-//! A connection is a value, not a task: the task of the request that is on it polls it, and nobody
-//! polls one that is idle. So a request crosses no task on its way, and dropping it closes the socket in
-//! the same instant, which is how losers and left clients are cancelled.
-//!
-//! An [`Idle`] connection is its bare socket. The library's state and buffers, some thirty KiB, are made
-//! anew for each request: that takes less time than finding them cold in memory when there are a
-//! thousand upstreams, and costs none of it while they are idle.
+//! A connection to an upstream with room for one request, of whichever version of HTTP, and the answer
+//! that comes on it.
 
-use std::future::{Future, poll_fn};
-use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body::{Body, Frame};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, ReadBuf};
+use http::{HeaderMap, Request, Response, StatusCode, Version};
+use http_body::{Frame, SizeHint};
 use tokio::time::Instant;
 
-use super::socket::{Socket, Traffic};
+use super::http1::{self, Prepared};
+use super::http2::{self, Slot};
+use super::pool::Pool;
+use super::socket::Socket;
+use crate::call::InterimSink;
 use crate::error::{Cause, Error};
-use crate::wire::body::RequestBody;
+use crate::tls::client::ClientTls;
+use crate::wire::body::{Continue, RequestBody};
+use crate::wire::replay::BodyLost;
 
-/// A response head larger than this is `upstream_invalid`; also the most that lies between an upstream
-/// and a client that does not read.
-const MAX_RESPONSE_HEAD: usize = 64 * 1024;
-/// Fields of a response head.
-const MAX_RESPONSE_FIELDS: usize = 200;
-
-/// A connection that no request is on.
-pub struct Idle {
-    socket: Socket,
-    opened: Instant,
-}
-
-impl Idle {
-    /// A connection that was opened just now.
-    pub fn new(socket: Socket) -> Self {
-        Self { socket, opened: Instant::now() }
-    }
-
+/// What a connection was made for, and so which requests may use it.
+#[derive(Clone)]
+pub struct Origin {
     /// The address at the other end.
-    pub fn peer(&self) -> SocketAddr {
-        self.socket.peer()
-    }
+    pub peer: SocketAddr,
+    /// The TLS client that verified it; `None` for clear text. A connection that was made under other
+    /// roots, or with another certificate of ours, is not for this policy.
+    pub tls: Option<Arc<ClientTls>>,
+    /// The address was the client's choice, not the name's: no request may use it that only names the
+    /// host.
+    pub is_pinned: bool,
+}
 
-    /// Whether TLS is spoken on it.
-    pub fn is_tls(&self) -> bool {
-        self.socket.is_tls()
-    }
+/// Which connection will do.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The TLS client to speak with; `None` for clear text.
+    pub tls: Option<&'a Arc<ClientTls>>,
+    /// To this address and no other.
+    pub pinned: Option<IpAddr>,
+    /// Not to this address, as another attempt is there.
+    pub avoid: Option<IpAddr>,
+    /// Not this shared connection, as another attempt is on it.
+    pub beside: Option<u64>,
+}
 
-    /// When it was opened.
-    pub fn opened(&self) -> Instant {
-        self.opened
-    }
-
-    /// Sees what the peer did while the connection lay idle: closed it, or sent bytes that nobody
-    /// asked for, which must never become the answer to the next request.
-    pub fn is_usable(&mut self) -> bool {
-        let mut space = [0; 1];
-        let mut cx = Context::from_waker(Waker::noop());
-        Pin::new(&mut self.socket).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending()
-    }
-
-    /// Readies it for one request. `is_reused` when an earlier one was on it, so that the peer may be
-    /// closing it right now.
-    ///
-    /// # Errors
-    /// [`Error::Internal`]: preparing does no I/O and has no reason to fail.
-    pub async fn prepare(self, is_reused: bool) -> Result<Connection, Error> {
-        let Self { socket, opened } = self;
-        let (peer, traffic) = (socket.peer(), socket.traffic());
-        let (sender, driver) = http1::Builder::new()
-            .preserve_header_case(true)
-            .max_buf_size(MAX_RESPONSE_HEAD)
-            .max_headers(MAX_RESPONSE_FIELDS)
-            .handshake(TokioIo::new(socket))
-            .await
-            .map_err(|error| Error::Internal(Cause::chain(&error)))?;
-        Ok(Connection { sender, driver: Box::new(driver), traffic, peer, opened, is_reused })
+impl Wanted<'_> {
+    /// Whether a connection made for `origin` will do.
+    pub fn takes(&self, origin: &Origin) -> bool {
+        let is_same_tls = match (self.tls, &origin.tls) {
+            (None, None) => true,
+            (Some(wanted), Some(own)) => Arc::ptr_eq(wanted, own),
+            _ => false,
+        };
+        let address = origin.peer.ip();
+        let is_right_address = match self.pinned {
+            Some(pinned) => origin.is_pinned && address == pinned,
+            None => !origin.is_pinned && self.avoid.is_none_or(|avoid| address != avoid),
+        };
+        is_same_tls && is_right_address
     }
 }
 
-/// A connection that is ready for a request, or has one on it.
-pub struct Connection {
-    sender: http1::SendRequest<RequestBody>,
-    driver: Box<http1::Connection<TokioIo<Socket>, RequestBody>>,
-    traffic: Arc<Traffic>,
-    peer: SocketAddr,
-    opened: Instant,
-    is_reused: bool,
+/// A connection with room for one request.
+pub enum Connection {
+    /// All of an HTTP/1 connection.
+    Http1(Prepared),
+    /// A stream of a shared HTTP/2 connection.
+    Http2(Slot),
 }
 
 impl Connection {
-    /// The address at the other end.
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
+    /// What it was made for.
+    pub fn origin(&self) -> &Origin {
+        match self {
+            Self::Http1(connection) => connection.origin(),
+            Self::Http2(slot) => slot.shared().origin(),
+        }
     }
 
-    /// Whether an earlier request was on it.
+    /// The version that is spoken.
+    pub fn version(&self) -> Version {
+        match self {
+            Self::Http1(_) => Version::HTTP_11,
+            Self::Http2(_) => Version::HTTP_2,
+        }
+    }
+
+    /// Whether an earlier request was on it, so that the peer may be closing it right now.
     pub fn is_reused(&self) -> bool {
-        self.is_reused
+        match self {
+            Self::Http1(connection) => connection.is_reused(),
+            Self::Http2(slot) => slot.is_reused(),
+        }
     }
 
-    /// Sends a request and waits for the head of its answer. Dropping the future closes the
-    /// connection.
+    /// Sends a request and waits for the head of its answer. Dropping the future cancels the request:
+    /// by closing an HTTP/1 connection, by resetting an HTTP/2 stream.
     ///
     /// # Errors
     /// [`SendFailure`], which knows whether the request can have had an effect.
     pub async fn send(
-        mut self,
+        self,
         request: Request<RequestBody>,
-    ) -> Result<(Response<Incoming>, Exchange), SendFailure> {
-        let (read, written) = (self.traffic.read(), self.traffic.written());
-        let mut has_ended = false;
-        let outcome = {
-            let mut answer = pin!(self.sender.try_send_request(request));
-            poll_fn(|cx| {
-                if let Poll::Ready(outcome) = answer.as_mut().poll(cx) {
-                    return Poll::Ready(outcome);
-                }
-                // An error of the driver comes out of `answer`, which is ready then.
-                has_ended = has_ended || self.driver.poll_without_shutdown(cx).is_ready();
-                answer.as_mut().poll(cx)
-            })
-            .await
-        };
-        match outcome {
-            Ok(response) => Ok((response, Exchange { connection: Some(self), has_ended })),
-            Err(failure) => Err(SendFailure {
-                is_unanswered: self.traffic.read() == read,
-                is_unsent: failure.message().is_some() || self.traffic.written() == written,
-                error: classify(failure.error()),
-            }),
+        interim: Option<Interim>,
+    ) -> Result<(Response<()>, Exchange), SendFailure> {
+        match self {
+            Self::Http1(connection) => {
+                let (head, answering) = connection.send(request, interim).await?;
+                Ok((head, Exchange::Http1(answering)))
+            }
+            // Boxed: the room would be part of every request.
+            Self::Http2(slot) => {
+                let (head, answering) = Box::pin(slot.send(request, interim)).await?;
+                Ok((head, Exchange::Http2(answering)))
+            }
+        }
+    }
+}
+
+/// What becomes of interim answers (1xx).
+pub struct Interim {
+    /// Lets the request's body go on a `100 Continue`.
+    pub gate: Option<Continue>,
+    /// Passes all others to the client.
+    pub sink: Option<Arc<dyn InterimSink>>,
+}
+
+impl Interim {
+    /// Takes one.
+    pub fn pass(&self, status: StatusCode, headers: &HeaderMap) {
+        if status == StatusCode::CONTINUE {
+            if let Some(gate) = &self.gate {
+                gate.open();
+            }
+        } else if let Some(sink) = &self.sink {
+            sink.interim(status, headers);
         }
     }
 }
@@ -149,97 +148,84 @@ pub struct SendFailure {
     pub error: Error,
     /// No byte of an answer came.
     pub is_unanswered: bool,
-    /// No byte of the request was handed to the operating system.
+    /// The upstream has done nothing with it: no byte of it left, or the upstream said so.
     pub is_unsent: bool,
+    /// The upstream itself refused to look at it, which says nothing against its health.
+    pub is_refused: bool,
 }
 
-/// A connection with an answer on it: drives the connection while the body is read.
-pub struct Exchange {
-    connection: Option<Connection>,
-    has_ended: bool,
+/// An answer that is being received.
+pub enum Exchange {
+    /// On a connection of its own.
+    Http1(http1::Answering),
+    /// On a stream.
+    Http2(http2::Answering),
 }
 
 impl Exchange {
+    /// The version of the answer.
+    pub fn version(&self) -> Version {
+        match self {
+            Self::Http1(_) => Version::HTTP_11,
+            Self::Http2(_) => Version::HTTP_2,
+        }
+    }
+
     /// Reads on in the answer's body.
-    pub fn poll_frame(
-        &mut self,
-        body: Pin<&mut Incoming>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let mut body = body;
-        let mut polled = body.as_mut().poll_frame(cx);
-        if polled.is_pending() && self.drive(cx) {
-            polled = body.poll_frame(cx);
+    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match self {
+            Self::Http1(answering) => answering.poll_frame(cx),
+            Self::Http2(answering) => answering.poll_frame(cx),
         }
-        polled.map_err(|error| broken_body(&error))
     }
 
-    /// True when the driver was polled and so may have brought something.
-    fn drive(&mut self, cx: &mut Context<'_>) -> bool {
-        match &mut self.connection {
-            Some(connection) if !self.has_ended => {
-                self.has_ended = connection.driver.poll_without_shutdown(cx).is_ready();
-                true
+    /// Whether all of the body has been read.
+    pub fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http1(answering) => answering.is_end_stream(),
+            Self::Http2(answering) => answering.is_end_stream(),
+        }
+    }
+
+    /// How much of the body is to come.
+    pub fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Http1(answering) => answering.size_hint(),
+            Self::Http2(answering) => answering.size_hint(),
+        }
+    }
+
+    /// After the last byte of the answer: leaves the connection for the next request.
+    pub fn finish(self, pool: &Pool, now: Instant) {
+        match self {
+            Self::Http1(answering) => {
+                if let Some(idle) = answering.into_idle() {
+                    pool.put(idle, now);
+                }
             }
-            _ => false,
+            Self::Http2(answering) => answering.finish(),
         }
-    }
-
-    /// The connection, when the answer has been read to its end and the peer keeps it open. With a
-    /// request still being sent, or bytes behind the answer, it is not fit for another and is dropped.
-    pub fn into_idle(mut self) -> Option<Idle> {
-        let mut connection = self.connection.take()?;
-        let mut cx = Context::from_waker(Waker::noop());
-        let is_over = self.has_ended || connection.driver.poll_without_shutdown(&mut cx).is_ready();
-        if is_over || !connection.sender.is_ready() {
-            return None;
-        }
-        let parts = connection.driver.into_parts();
-        let socket = parts.io.into_inner();
-        parts.read_buf.is_empty().then_some(Idle { socket, opened: connection.opened })
     }
 
     /// The bare socket after a 101, with what the upstream has sent behind it.
     ///
     /// # Errors
-    /// [`Error::UpstreamReset`] when the connection has gone.
-    pub async fn into_upgraded(mut self) -> Result<(Socket, Bytes), Error> {
-        let Some(mut connection) = self.connection.take() else {
-            return Err(Error::UpstreamReset(Cause::NONE));
-        };
-        if !self.has_ended {
-            poll_fn(|cx| connection.driver.poll_without_shutdown(cx))
-                .await
-                .map_err(|error| Error::UpstreamReset(Cause::chain(&error)))?;
+    /// [`Error::UpstreamReset`] when the connection has gone; [`Error::UpstreamInvalid`] for a 101 on a
+    /// stream, which HTTP/2 does not have (RFC 9113 section 8.6).
+    pub async fn into_upgraded(self) -> Result<(Socket, Bytes), Error> {
+        match self {
+            Self::Http1(answering) => answering.into_upgraded().await,
+            Self::Http2(_) => Err(Error::UpstreamInvalid(Cause::from("a 101 on an HTTP/2 stream"))),
         }
-        let parts = connection.driver.into_parts();
-        Ok((parts.io.into_inner(), parts.read_buf))
     }
-}
-
-fn classify(error: &hyper::Error) -> Error {
-    if let Some(lost) = client_body_error(error) {
-        return lost;
-    }
-    let cause = Cause::chain(error);
-    if error.is_parse() || error.is_parse_too_large() || error.is_parse_status() {
-        Error::UpstreamInvalid(cause)
-    } else {
-        Error::UpstreamReset(cause)
-    }
-}
-
-fn broken_body(error: &hyper::Error) -> Error {
-    Error::UpstreamIncomplete(Cause::chain(error))
 }
 
 /// The client's own body failed: the caller's fault, not the upstream's.
-fn client_body_error(error: &hyper::Error) -> Option<Error> {
-    use crate::wire::replay::BodyLost;
-    let mut next = std::error::Error::source(error);
+pub(super) fn client_body_error(error: &(dyn std::error::Error + 'static)) -> Option<Error> {
+    let mut next = Some(error);
     while let Some(source) = next {
         match source.downcast_ref::<BodyLost>() {
-            Some(BodyLost::Client(error)) if is_framing_error(error) => {
+            Some(BodyLost::Client(error)) if error.is_framing() => {
                 return Some(Error::InvalidRequest("the request body breaks its framing"));
             }
             Some(BodyLost::Client(_)) => return Some(Error::BodyBrokenOff),
@@ -250,12 +236,4 @@ fn client_body_error(error: &hyper::Error) -> Option<Error> {
         }
     }
     None
-}
-
-/// Whether bytes came that are no body, rather than none any more.
-fn is_framing_error(error: &hyper::Error) -> bool {
-    use std::io::{Error, ErrorKind};
-    std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<Error>())
-        .is_some_and(|error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData))
 }

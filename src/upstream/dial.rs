@@ -12,14 +12,13 @@ use arc_swap::ArcSwap;
 use tokio::time::timeout;
 
 use super::connect;
-use super::connection::{Connection, Idle};
 use super::egress::{self, OwnAddresses};
 use super::resolve::Resolver;
 use super::socket::{OwnSockets, Socket};
 use crate::call::Progress;
 use crate::config::{Dns, Egress};
 use crate::error::{Cause, Error, Stage};
-use crate::tls::client::ClientTls;
+use crate::tls::client::{ClientTls, Offer};
 use crate::wire::authority::Authority;
 
 /// What one dial needs to know.
@@ -27,8 +26,12 @@ use crate::wire::authority::Authority;
 pub struct Destination<'a> {
     /// Where to.
     pub authority: &'a Authority,
+    /// Where the client itself wanted to go, instead of where the name leads.
+    pub pinned: Option<IpAddr>,
     /// Speak TLS, as this client.
-    pub tls: Option<&'a ClientTls>,
+    pub tls: Option<&'a Arc<ClientTls>>,
+    /// The versions of HTTP to offer in the handshake.
+    pub offer: Offer,
     /// Which addresses may be dialled.
     pub egress: &'a Egress,
     /// For all of it together.
@@ -96,15 +99,8 @@ impl Dialer {
         self.is_own(SocketAddr::new(ip, authority.port()))
     }
 
-    /// A connection ready for requests. Cancel-safe: dropping it ends all that was begun.
-    ///
-    /// # Errors
-    /// As [`Self::socket`].
-    pub async fn connection(&self, to: Destination<'_>, progress: &Progress) -> Result<Connection, Error> {
-        Idle::new(self.socket(to, progress).await?).prepare(false).await
-    }
-
-    /// A connected socket, with TLS when the destination says so.
+    /// A connected socket, with TLS when the destination says so. Cancel-safe: dropping the future ends
+    /// all that was begun.
     ///
     /// # Errors
     /// The guard's refusal, or what went wrong in resolving, connecting or the handshake.
@@ -131,7 +127,7 @@ impl Dialer {
         let mark = self.own_sockets.mark(&stream);
         match to.tls {
             None => Ok(Socket::plain(stream, peer, mark)),
-            Some(tls) => Ok(Socket::tls(tls.handshake(stream, to.authority.host()).await?, peer, mark)),
+            Some(tls) => Ok(Socket::tls(tls.handshake(stream, to.authority.host(), to.offer).await?, peer, mark)),
         }
     }
 
@@ -141,7 +137,10 @@ impl Dialer {
         verdict: egress::NameVerdict,
         progress: &Progress,
     ) -> Result<Vec<IpAddr>, Error> {
-        let mut addresses = self.addresses(to.authority, progress).await?;
+        let (mut addresses, verdict) = match to.pinned {
+            None => (self.addresses(to.authority, progress).await?, verdict),
+            Some(ip) => (vec![ip], self.verdict_on_pinned(to, verdict, ip, progress).await),
+        };
         let mut refusal = None;
         addresses.retain(|ip| match self.check(to, verdict, *ip) {
             Ok(()) => true,
@@ -153,6 +152,24 @@ impl Dialer {
         match refusal {
             Some(refusal) if addresses.is_empty() => Err(refusal),
             _ => Ok(addresses),
+        }
+    }
+
+    /// A client that brings the address along can give it any name. Only a name that leads there opens
+    /// what `egress.allow` opens for it.
+    async fn verdict_on_pinned(
+        &self,
+        to: Destination<'_>,
+        verdict: egress::NameVerdict,
+        ip: IpAddr,
+        progress: &Progress,
+    ) -> egress::NameVerdict {
+        if verdict == egress::NameVerdict::Unnamed {
+            return verdict;
+        }
+        match self.addresses(to.authority, progress).await {
+            Ok(addresses) if addresses.contains(&ip) => verdict,
+            _ => egress::NameVerdict::Unnamed,
         }
     }
 

@@ -1,16 +1,18 @@
-//! Idle connections of one upstream.
+//! The connections of one upstream that a request may use: the idle ones of HTTP/1 here, the shared ones
+//! of HTTP/2 beside them.
 //!
 //! Last in, first out: the warm ones are used and the rest grow old and go. Bounded in number, in
 //! idle time and in age; the age bound makes a change of DNS reach an upstream that is never idle.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::connection::Idle;
+use super::connection::Wanted;
+use super::http1::Idle;
+use super::shared::SharedPool;
 
 /// Longer than the pauses of an agent at work, shorter than what most servers keep.
 const MAX_IDLE: Duration = Duration::from_secs(55);
@@ -19,10 +21,13 @@ const MAX_AGE: Duration = Duration::from_secs(5 * 60);
 /// Idle connections kept for one upstream.
 const MAX_COUNT: usize = 128;
 
-/// The idle connections of one upstream, newest last.
+/// The connections of one upstream.
 #[derive(Default)]
 pub struct Pool {
+    /// Newest last.
     idle: Mutex<VecDeque<Pooled>>,
+    /// Those that take several requests at once.
+    pub shared: SharedPool,
 }
 
 struct Pooled {
@@ -30,25 +35,13 @@ struct Pooled {
     since: Instant,
 }
 
-/// Which connection will do.
-#[derive(Debug, Clone, Copy)]
-pub struct Wanted {
-    /// Whether TLS is to be spoken.
-    pub is_tls: bool,
-    /// Not to this address, as another attempt is there.
-    pub avoid: Option<IpAddr>,
-}
-
 impl Pool {
     /// The warmest connection that is wanted and that its peer has left open.
-    pub fn take(&self, wanted: Wanted, now: Instant) -> Option<Idle> {
+    pub fn take(&self, wanted: Wanted<'_>, now: Instant) -> Option<Idle> {
         loop {
             let mut connection = {
                 let mut idle = self.idle.lock();
-                let at = idle.iter().rposition(|idle| {
-                    idle.connection.is_tls() == wanted.is_tls
-                        && wanted.avoid.is_none_or(|avoid| idle.connection.peer().ip() != avoid)
-                })?;
+                let at = idle.iter().rposition(|idle| wanted.takes(idle.connection.origin()))?;
                 let found = idle.remove(at)?;
                 if !is_fresh(&found, now) {
                     continue;
@@ -75,6 +68,7 @@ impl Pool {
 
     /// Closes what has been idle too long, is too old, or was closed by its peer.
     pub fn sweep(&self, now: Instant) {
+        self.shared.sweep(now, MAX_IDLE, MAX_AGE);
         let (fresh, stale): (VecDeque<Pooled>, VecDeque<Pooled>) = {
             let mut idle = self.idle.lock();
             std::mem::take(&mut *idle).into_iter().partition(|idle| is_fresh(idle, now))
@@ -88,14 +82,9 @@ impl Pool {
         idle.extend(newer);
     }
 
-    /// How many connections lie idle.
-    pub fn len(&self) -> usize {
+    /// How many connections of HTTP/1 lie idle.
+    pub fn idle(&self) -> usize {
         self.idle.lock().len()
-    }
-
-    /// Whether none does.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::dial::Dialer;
 use super::pool::Pool;
+use super::socket::Socket;
 use crate::config::{Config, Origin, Route, Stages, UpstreamPolicy, UpstreamTls};
 use crate::policy::breaker::{BreakerCell, State};
 use crate::policy::budget::ExtraLoadBudget;
@@ -58,7 +59,7 @@ pub struct Upstream {
     routes: RwLock<HashMap<Arc<str>, Arc<Guards>>>,
     /// What hedges and retries may add.
     pub budget: ExtraLoadBudget,
-    /// Its idle connections.
+    /// Its connections that requests may use.
     pub pool: Pool,
     last_used_ms: AtomicU64,
 }
@@ -427,15 +428,64 @@ impl Lane {
         self.bound.policy.endpoint.as_ref().map_or(self.upstream.authority(), |to| &to.authority)
     }
 
-    /// The TLS client to use for a call of this scheme; `None` for clear text.
-    pub fn tls(&self, scheme: Scheme) -> Option<&ClientTls> {
+    /// How the upstream is spoken to in a call of this scheme.
+    pub fn speech(&self, scheme: Scheme, is_upgrade: bool) -> Speech<'_> {
         let is_https = match (&self.bound.policy.endpoint, self.bound.policy.origin) {
             (_, Origin::Https) => true,
-            (_, Origin::Http) => false,
+            (_, Origin::Http | Origin::H2c) => false,
             (Some(endpoint), Origin::Auto) => endpoint.is_https,
             (None, Origin::Auto) => scheme == Scheme::Https,
         };
-        is_https.then_some(&*self.bound.tls)
+        match is_https {
+            true if is_upgrade => Speech::Tls1(&self.bound.tls),
+            true => Speech::Tls(&self.bound.tls),
+            false if self.bound.policy.origin == Origin::H2c && !is_upgrade => Speech::Clear2,
+            false => Speech::Clear,
+        }
+    }
+}
+
+/// How an upstream is spoken to. What needs a connection to itself, as an upgrade does, speaks HTTP/1.1
+/// whatever the upstream knows beside it.
+#[derive(Clone, Copy)]
+pub enum Speech<'a> {
+    /// HTTP/1.1 in clear text.
+    Clear,
+    /// HTTP/2 in clear text, by prior knowledge (RFC 9113 section 3.3).
+    Clear2,
+    /// TLS, in which the handshake decides between HTTP/2 and HTTP/1.1.
+    Tls(&'a Arc<ClientTls>),
+    /// HTTP/1.1 over TLS.
+    Tls1(&'a Arc<ClientTls>),
+}
+
+impl<'a> Speech<'a> {
+    /// The TLS client; `None` for clear text.
+    pub fn tls(self) -> Option<&'a Arc<ClientTls>> {
+        match self {
+            Self::Clear | Self::Clear2 => None,
+            Self::Tls(tls) | Self::Tls1(tls) => Some(tls),
+        }
+    }
+
+    /// The scheme on the wire.
+    pub fn scheme(self) -> Scheme {
+        if self.tls().is_some() { Scheme::Https } else { Scheme::Http }
+    }
+
+    /// Whether an HTTP/1.1 connection will do.
+    pub fn may_be_http1(self) -> bool {
+        !matches!(self, Self::Clear2)
+    }
+
+    /// Whether an HTTP/2 connection will do.
+    pub fn may_be_http2(self) -> bool {
+        matches!(self, Self::Clear2 | Self::Tls(_))
+    }
+
+    /// Whether a socket that was dialled for it speaks HTTP/2.
+    pub fn is_http2(self, socket: &Socket) -> bool {
+        matches!(self, Self::Clear2) || socket.agreed_on_http2()
     }
 }
 

@@ -111,9 +111,9 @@ impl Socket {
         self.peer
     }
 
-    /// Whether TLS is spoken.
-    pub fn is_tls(&self) -> bool {
-        matches!(self.stream, Stream::Tls(_))
+    /// Whether the TLS handshake agreed on HTTP/2 (RFC 7301).
+    pub fn agreed_on_http2(&self) -> bool {
+        matches!(&self.stream, Stream::Tls(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2"))
     }
 
     /// Resolves when the upstream has said something, or has left. Only ever asked of clear text,

@@ -75,6 +75,17 @@ impl Authority {
         }
     }
 
+    /// The same host at another port.
+    pub fn at_port(self, port: u16) -> Self {
+        if self.port == port { self } else { Self::from_normal(self.host(), port) }
+    }
+
+    /// Whether `text`, a host with or without port, means this authority.
+    pub fn is_named_by(&self, text: &str, default_port: u16) -> bool {
+        text == self.host_field(default_port)
+            || Self::parse(text, Some(default_port)).is_ok_and(|named| named == *self)
+    }
+
     /// What a `Host` field says: without the port where that is the scheme's own.
     pub fn host_field(&self, default_port: u16) -> &str {
         if self.port == default_port { self.host() } else { self.key() }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::Sleep;
 
+use super::incoming::IncomingBody;
 use super::replay::{BodyLost, Reader};
 
 /// How long an upstream may stay silent on `Expect: 100-continue` before the body goes out anyway
@@ -25,7 +25,7 @@ pub struct RequestBody {
 
 enum Source {
     Empty,
-    Once(Incoming),
+    Once(IncomingBody),
     Replayed(Reader),
 }
 
@@ -36,7 +36,7 @@ impl RequestBody {
     }
 
     /// A body that passes once, straight from the client.
-    pub fn once(body: Incoming) -> Self {
+    pub fn once(body: IncomingBody) -> Self {
         Self { source: Source::Once(body), gate: None }
     }
 

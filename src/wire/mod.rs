@@ -5,5 +5,7 @@ pub mod body;
 pub mod deadline_header;
 pub mod framing;
 pub mod hop_by_hop;
+pub mod incoming;
+pub mod outflow;
 pub mod replay;
 pub mod target;

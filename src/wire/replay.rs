@@ -15,8 +15,9 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use parking_lot::Mutex;
+
+use super::incoming::{BodyError, IncomingBody};
 
 /// What all bodies kept for replay may hold together: `limits.replay_total`.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl ReplayAllowance {
 pub struct Replay(Arc<Mutex<Kept>>);
 
 struct Kept {
-    source: Option<Incoming>,
+    source: Option<IncomingBody>,
     /// All that has passed, until it is given up.
     chunks: Vec<Bytes>,
     /// How many chunks have passed.
@@ -70,7 +71,7 @@ struct Kept {
 
 impl Replay {
     /// Keeps up to `limit` bytes of `source`, while the process holds no more than `total`.
-    pub fn new(source: Incoming, limit: usize, total: usize, allowance: Arc<ReplayAllowance>) -> Self {
+    pub fn new(source: IncomingBody, limit: usize, total: usize, allowance: Arc<ReplayAllowance>) -> Self {
         let size = source.size_hint();
         let is_given_up = size.lower() > limit as u64;
         Self(Arc::new(Mutex::new(Kept {
@@ -208,7 +209,7 @@ impl Drop for Kept {
 pub enum BodyLost {
     /// The client broke it off, or broke its framing.
     #[error("the client's request body failed")]
-    Client(#[source] hyper::Error),
+    Client(#[source] BodyError),
     /// Another attempt has had bytes that were too many to keep.
     #[error("the request body was not kept for another attempt")]
     NotKept,

@@ -34,11 +34,17 @@ pub struct Target<'a> {
 }
 
 /// Reads the target of a request that is no CONNECT. The absolute form wins over `Host`
-/// (RFC 9112 section 3.2.2), which must all the same be there, once and in a form that is valid.
+/// (RFC 9112 section 3.2.2), which must all the same be there, once and in a form that is valid. A
+/// request of HTTP/1.0 need not name a host: then it goes where the connection `leads_to`.
 ///
 /// # Errors
 /// What is wrong, in words for the caller.
-pub fn read<'a>(uri: &'a Uri, headers: &'a HeaderMap, version: Version) -> Result<Target<'a>, &'static str> {
+pub fn read<'a>(
+    uri: &'a Uri,
+    headers: &'a HeaderMap,
+    version: Version,
+    leads_to: Option<&'a str>,
+) -> Result<Target<'a>, &'static str> {
     let host = host_field(headers)?;
     match host {
         None if version == Version::HTTP_11 => return Err("an HTTP/1.1 request needs a Host field"),
@@ -57,9 +63,9 @@ pub fn read<'a>(uri: &'a Uri, headers: &'a HeaderMap, version: Version) -> Resul
             Ok(Target { scheme, authority: authority.as_str() })
         }
         (None, Some(_)) => Err("only CONNECT takes a bare host and port as its target"),
-        _ => match host {
-            Some(authority) if !authority.is_empty() => Ok(Target { scheme: Scheme::Http, authority }),
-            _ => Err("neither the target nor a Host field names an upstream"),
+        _ => match host.filter(|host| !host.is_empty()).or(leads_to) {
+            Some(authority) => Ok(Target { scheme: Scheme::Http, authority }),
+            None => Err("neither the target nor a Host field names an upstream"),
         },
     }
 }
@@ -110,7 +116,7 @@ mod tests {
         for host in hosts {
             headers.append(header::HOST, host.parse().unwrap());
         }
-        read(&uri, &headers, version).map(|target| (target.scheme, target.authority.to_owned()))
+        read(&uri, &headers, version, None).map(|target| (target.scheme, target.authority.to_owned()))
     }
 
     #[test]

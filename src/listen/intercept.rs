@@ -1,0 +1,137 @@
+//! Interception: a client's TLS ends here, under a certificate of the pod's own CA, and the requests
+//! inside pass every policy.
+//!
+//! The CONNECT is answered before anything is dialled: an error that refuses it shows in almost no
+//! client, while one inside the TLS is an ordinary answer. What turns out to be no TLS is treated as in
+//! any tunnel, whose upstream is dialled then.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Method};
+use rustls::server::Acceptor;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::LazyConfigAcceptor;
+
+use super::connect::{self, Asked};
+use super::connection::{Inbound, Way};
+use super::sniff::Sniff;
+use super::socket::ClientSocket;
+use super::{connection, http2, tunnel};
+use crate::call::RequestId;
+use crate::config::Config;
+use crate::pipeline::Proxy;
+use crate::pipeline::ledger::Ledger;
+use crate::policy::deadline::Arrival;
+use crate::tls::interceptor::is_declined;
+use crate::upstream::registry::Lane;
+use crate::wire::authority::Authority;
+
+/// Clients that speak first do so at once. After this the upstream is dialled as for any tunnel, so
+/// that one that speaks first is heard within the second that a client may keep silent.
+const CLIENT_FIRST: Duration = Duration::from_millis(300);
+
+/// A tunnel whose inside is to be read.
+pub struct Inside {
+    /// Where it leads.
+    pub authority: Authority,
+    /// The address that the client brought along.
+    pub pinned: Option<IpAddr>,
+    /// The policy that says so.
+    pub lane: Lane,
+    /// The snapshot that it is of.
+    pub config: Arc<Config>,
+    /// When it was asked for.
+    pub arrival: Arrival,
+}
+
+/// Whether TLS to this upstream ends here.
+pub fn applies(proxy: &Proxy, lane: &Lane) -> bool {
+    lane.policy().intercept
+        && proxy.interceptor().is_some_and(|own| own.serves(lane.upstream.authority().host()))
+}
+
+/// Runs a tunnel whose client has been told that it has one.
+pub async fn listen_first(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
+    match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+        Ok(Ok(Sniff::Tls)) => terminate(client, inside, proxy).await,
+        Ok(Ok(Sniff::Http)) => {
+            connection::serve(client, Inbound { proxy, way: Way::Tunnel(inside.authority) }).await;
+        }
+        Ok(Err(_)) => {}
+        Ok(Ok(Sniff::Other | Sniff::Undecided)) | Err(_) => {
+            let Inside { authority, pinned, config, arrival, .. } = inside;
+            let ledger =
+                Ledger::open(&proxy, arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT));
+            let asked = Asked { headers: &HeaderMap::new(), authority, pinned, arrival };
+            // The client knows of a tunnel already: that there is none shows as its end.
+            match connect::connect(&proxy, &config, asked, ledger).await {
+                Ok(opened) => tunnel::opened(client, opened, proxy).await,
+                Err(_) => client.reset_on_close(),
+            }
+        }
+    }
+}
+
+/// Ends the client's TLS and serves the requests inside.
+pub async fn terminate(client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
+    let Some(interceptor) = proxy.interceptor() else { return };
+    let limit = Instant::now() + proxy.snapshot().limits.header_timeout;
+    let acceptor = LazyConfigAcceptor::new(Acceptor::default(), client);
+    let started = match timeout_at(limit, acceptor).await {
+        Ok(Ok(started)) => started,
+        Ok(Err(error)) => return tracing::debug!(authority = %inside.authority, %error, "no TLS handshake"),
+        Err(_) => return,
+    };
+    let named = started.client_hello().server_name().map(str::to_ascii_lowercase);
+    let inside = inside.named(named.as_deref());
+    let host = named.as_deref().unwrap_or(inside.authority.host());
+    let config = match interceptor.config_for(host) {
+        Ok(config) => config,
+        Err(error) => {
+            let cause = error.cause().unwrap_or("-");
+            return tracing::error!(authority = %inside.authority, cause, "no certificate could be made");
+        }
+    };
+    // Boxed: handshakes are rare, and the room would be part of every tunnel.
+    match timeout_at(limit, Box::pin(started.into_stream(config))).await {
+        Ok(Ok(stream)) => {
+            let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            let way = Way::Intercepted { authority: inside.authority, pinned: inside.pinned };
+            let inbound = Inbound { proxy: proxy.clone(), way };
+            match is_http2 {
+                true => http2::serve(stream.into(), inbound).await,
+                false => connection::serve(stream.into(), inbound).await,
+            }
+        }
+        Ok(Err(error)) if is_declined(&error) => {
+            inside.lane.metrics().intercept_declined();
+            if interceptor.step_down(inside.lane.upstream.authority().host()) {
+                tracing::warn!(
+                    upstream = %inside.lane.policy().name,
+                    authority = %inside.authority,
+                    %error,
+                    "a client does not trust the pod's CA: its host is tunnelled for ten minutes; \
+                     `intercept: false` exempts it for good"
+                );
+            }
+        }
+        Ok(Err(error)) => tracing::debug!(authority = %inside.authority, %error, "TLS handshake failed"),
+        Err(_) => {}
+    }
+}
+
+impl Inside {
+    /// A client that looked the name up itself asks for an address and names the host inside.
+    fn named(self, name: Option<&str>) -> Self {
+        let Some(ip) = self.authority.ip() else { return self };
+        let named = name.and_then(|name| Authority::parse(name, Some(self.authority.port())).ok());
+        match named {
+            Some(authority) if authority.ip().is_none() => {
+                Self { authority, pinned: self.pinned.or(Some(ip)), ..self }
+            }
+            _ => self,
+        }
+    }
+}

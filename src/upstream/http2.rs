@@ -1,0 +1,368 @@
+//! One HTTP/2 connection to an upstream, shared by the requests that are on it.
+//!
+//! The connection itself is a task, since what comes on it is for many; each stream is polled by its
+//! own request, and dropping the request resets the stream. A request needs a [`Slot`]: the peer says
+//! how many streams it takes at once (RFC 9113 section 5.1.2), and opening more ends the connection
+//! with some peers, so the slots are counted here and the pool opens another connection instead.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::Reason;
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::connection::{Interim, Origin, SendFailure, client_body_error};
+use super::socket::{Socket, Traffic};
+use crate::error::{Cause, Error};
+use crate::wire::body::RequestBody;
+use crate::wire::incoming::{IncomingBody, StreamBody};
+use crate::wire::outflow::{Outflow, Stopped};
+
+/// Streams that we open on one connection, whatever the peer would take: so many windows make up the
+/// connection's, and a stream whose client does not read never takes its neighbours' share.
+const MAX_STREAMS: usize = 64;
+/// What one stream may have on its way to a client that does not read.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// What all streams of a connection may have on their way.
+const CONNECTION_WINDOW: u32 = MAX_STREAMS as u32 * STREAM_WINDOW;
+/// A larger response head is a fault of the upstream, as with HTTP/1.
+const MAX_RESPONSE_HEAD: u32 = 64 * 1024;
+/// Bytes of request bodies that wait in the connection for the socket, for each stream.
+const SEND_BUFFER: usize = 64 * 1024;
+/// A request that waited so long while not one byte came on the connection says that it is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(1);
+
+/// Tells connections apart.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// A connection. Dropping the last reference, slots included, ends it with a GOAWAY.
+pub struct Shared {
+    id: u64,
+    sender: SendRequest<Bytes>,
+    vitals: Arc<Vitals>,
+    traffic: Arc<Traffic>,
+    origin: Origin,
+    opened: Instant,
+}
+
+/// What the connection's task and its users tell each other.
+struct Vitals {
+    in_flight: AtomicUsize,
+    /// The peer has said how many streams it takes.
+    is_settled: AtomicBool,
+    is_retired: AtomicBool,
+    has_served: AtomicBool,
+    /// When the last request left it, counted from its opening.
+    left_ms: AtomicU64,
+    /// Told whenever there may be room for a stream that there was none for.
+    changed: Arc<Notify>,
+}
+
+impl Vitals {
+    fn settle(&self) {
+        if !self.is_settled.swap(true, Ordering::Relaxed) {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn retire(&self) {
+        self.is_retired.store(true, Ordering::Relaxed);
+        self.changed.notify_waiters();
+    }
+}
+
+impl Shared {
+    /// Begins HTTP/2 on `socket`. `changed` is told when there is room for more streams.
+    ///
+    /// # Errors
+    /// [`Error::UpstreamReset`] when the socket fails at the preface.
+    pub async fn start(socket: Socket, origin: Origin, changed: Arc<Notify>) -> Result<Arc<Self>, Error> {
+        let traffic = socket.traffic();
+        let (sender, mut connection) = Builder::new()
+            .enable_push(false)
+            // Until the peer has said how many it takes: RFC 9113 section 5.1.2 lets it say one.
+            .initial_max_send_streams(1)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_RESPONSE_HEAD)
+            .max_send_buffer_size(SEND_BUFFER)
+            .handshake(socket)
+            .await
+            .map_err(|error| classify(&error))?;
+        let vitals = Arc::new(Vitals {
+            in_flight: AtomicUsize::new(0),
+            is_settled: AtomicBool::new(false),
+            is_retired: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
+            left_ms: AtomicU64::new(0),
+            changed,
+        });
+        let told = vitals.clone();
+        // Ends with the connection: when the peer closes it, or the last user has gone.
+        tokio::spawn(async move {
+            let ended = poll_fn(|cx| {
+                let polled = Pin::new(&mut connection).poll(cx);
+                if connection.max_concurrent_send_streams() != 1 {
+                    told.settle();
+                }
+                polled
+            })
+            .await;
+            told.retire();
+            if let Err(error) = ended {
+                tracing::debug!(%error, "an HTTP/2 connection to an upstream ended");
+            }
+        });
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Self { id, sender, vitals, traffic, origin, opened: Instant::now() }))
+    }
+
+    /// Its number in this process; never 0.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What it was made for.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// When it was opened.
+    pub fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// Whether the peer has said how many streams it takes at once.
+    pub fn is_settled(&self) -> bool {
+        self.vitals.is_settled.load(Ordering::Relaxed)
+    }
+
+    /// Whether no new request may use it.
+    pub fn is_retired(&self) -> bool {
+        self.vitals.is_retired.load(Ordering::Relaxed)
+    }
+
+    /// Lets the requests on it finish and takes no new ones.
+    pub fn retire(&self) {
+        self.vitals.retire();
+    }
+
+    /// Whether no request has been on it for so long.
+    pub fn is_idle_for(&self, limit: Duration, now: Instant) -> bool {
+        let left = self.opened + Duration::from_millis(self.vitals.left_ms.load(Ordering::Relaxed));
+        self.in_flight() == 0 && now.saturating_duration_since(left) >= limit
+    }
+
+    /// Requests on it now.
+    pub fn in_flight(&self) -> usize {
+        self.vitals.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// How many streams it takes at once.
+    pub fn limit(&self) -> usize {
+        self.sender.current_max_send_streams().min(MAX_STREAMS)
+    }
+
+    /// A place for one request, if there is one. To be called by one at a time.
+    pub fn claim(self: &Arc<Self>) -> Option<Slot> {
+        if self.is_retired() || self.in_flight() >= self.limit() {
+            return None;
+        }
+        self.vitals.in_flight.fetch_add(1, Ordering::Relaxed);
+        let is_reused = self.vitals.has_served.swap(true, Ordering::Relaxed);
+        Some(Slot {
+            shared: self.clone(),
+            read_before: self.traffic.read(),
+            claimed: Instant::now(),
+            is_reused,
+            is_answered: false,
+        })
+    }
+}
+
+/// One request's place on a connection; given back when dropped.
+pub struct Slot {
+    shared: Arc<Shared>,
+    read_before: u64,
+    claimed: Instant,
+    is_reused: bool,
+    is_answered: bool,
+}
+
+impl Slot {
+    /// The connection.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Whether an earlier request was on the connection, so that the peer may be closing it right now.
+    pub fn is_reused(&self) -> bool {
+        self.is_reused
+    }
+
+    /// Sends a request and waits for the head of its answer. Dropping the future resets the stream.
+    ///
+    /// # Errors
+    /// [`SendFailure`], which knows whether the request can have had an effect.
+    pub async fn send(
+        mut self,
+        request: Request<RequestBody>,
+        interim: Option<Interim>,
+    ) -> Result<(Response<()>, Answering), SendFailure> {
+        let (head, body) = request.into_parts();
+        let is_bodiless = body.is_end_stream();
+        let mut sender = self.shared.sender.clone();
+        let begun = match poll_fn(|cx| sender.poll_ready(cx)).await {
+            Ok(()) => sender.send_request(Request::from_parts(head, ()), is_bodiless),
+            Err(error) => Err(error),
+        };
+        let (mut answer, stream) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                // What takes no stream any more would refuse the next one as well.
+                self.shared.retire();
+                return Err(SendFailure {
+                    error: classify(&error),
+                    is_unanswered: true,
+                    is_unsent: true,
+                    is_refused: true,
+                });
+            }
+        };
+        let mut outflow = (!is_bodiless).then(|| Outflow::new(body, stream));
+        let outcome = poll_fn(|cx| {
+            while let Poll::Ready(Some(Ok(early))) = answer.poll_informational(cx) {
+                if let Some(interim) = &interim {
+                    interim.pass(early.status(), early.headers());
+                }
+            }
+            if let Err(lost) = send_on(&mut outflow, cx) {
+                return Poll::Ready(Err(Failed::Body(lost)));
+            }
+            poll_answer(&mut answer, cx).map_err(Failed::Stream)
+        })
+        .await;
+        match outcome {
+            Ok(response) => {
+                self.is_answered = true;
+                self.shared.vitals.settle();
+                let (head, stream) = response.into_parts();
+                let body = IncomingBody::Http2(StreamBody::new(stream, &head.headers));
+                Ok((Response::from_parts(head, ()), Answering { body, outflow, slot: Some(self) }))
+            }
+            Err(Failed::Body(error)) => {
+                Err(SendFailure { error, is_unanswered: false, is_unsent: false, is_refused: false })
+            }
+            Err(Failed::Stream(error)) => {
+                let is_refused = is_unprocessed(&error);
+                if error.is_go_away() || error.is_io() {
+                    self.shared.retire();
+                }
+                Err(SendFailure {
+                    error: classify(&error),
+                    is_unanswered: true,
+                    is_unsent: is_refused,
+                    is_refused,
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let is_mute = !self.is_answered && self.shared.traffic.read() == self.read_before;
+        if is_mute && self.claimed.elapsed() >= DEAD_AFTER {
+            self.shared.retire();
+        }
+        let Shared { vitals, opened, .. } = &*self.shared;
+        vitals.left_ms.store(opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+        vitals.in_flight.fetch_sub(1, Ordering::Relaxed);
+        vitals.changed.notify_one();
+    }
+}
+
+enum Failed {
+    Body(Error),
+    Stream(h2::Error),
+}
+
+fn poll_answer(
+    answer: &mut ResponseFuture,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Response<h2::RecvStream>, h2::Error>> {
+    Pin::new(answer).poll(cx)
+}
+
+/// Goes on sending the request's body. A peer that wants no more of it answers all the same
+/// (RFC 9113 section 8.1), so only a fault of the client's own ends the exchange.
+fn send_on(outflow: &mut Option<Outflow<RequestBody>>, cx: &mut Context<'_>) -> Result<(), Error> {
+    let Some(sending) = outflow else { return Ok(()) };
+    match sending.poll(cx) {
+        Poll::Pending => return Ok(()),
+        Poll::Ready(Ok(()) | Err(Stopped::Peer(_))) => {}
+        Poll::Ready(Err(Stopped::Body(lost))) => {
+            let lost = client_body_error(&lost).unwrap_or_else(|| Error::Internal(Cause::chain(&lost)));
+            return Err(lost);
+        }
+    }
+    *outflow = None;
+    Ok(())
+}
+
+/// A stream with an answer on it.
+pub struct Answering {
+    body: IncomingBody,
+    outflow: Option<Outflow<RequestBody>>,
+    slot: Option<Slot>,
+}
+
+impl Answering {
+    /// Reads on in the answer's body, and sends on what is left of the request's.
+    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if let Err(lost) = send_on(&mut self.outflow, cx) {
+            return Poll::Ready(Some(Err(lost)));
+        }
+        Pin::new(&mut self.body)
+            .poll_frame(cx)
+            .map_err(|error| Error::UpstreamIncomplete(Cause::chain(&error)))
+    }
+
+    /// Whether all of the body has been read.
+    pub fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    /// How much of the body is to come.
+    pub fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+
+    /// Gives the place on the connection back.
+    pub fn finish(mut self) {
+        self.slot = None;
+    }
+}
+
+/// Whether the peer says that it has not looked at the request (RFC 9113 section 8.7): the stream was
+/// refused, or lies above the last one of a GOAWAY.
+fn is_unprocessed(error: &h2::Error) -> bool {
+    let is_refused = error.is_reset() && matches!(error.reason(), Some(Reason::REFUSED_STREAM));
+    error.is_remote() && (is_refused || error.is_go_away())
+}
+
+fn classify(error: &h2::Error) -> Error {
+    let cause = Cause::chain(error);
+    // What the library complains about by itself is what the peer did wrong.
+    if error.is_library() { Error::UpstreamInvalid(cause) } else { Error::UpstreamReset(cause) }
+}
+

@@ -1,0 +1,196 @@
+//! The HTTP/2 connections of one upstream, and who dials the next one.
+//!
+//! A request goes where there is room. Where there is none it waits for the dials that run already, as
+//! long as what they will bring is enough for all who wait, and dials itself otherwise: a burst of a
+//! hundred requests at a peer that takes a hundred streams costs one handshake, and at a peer that takes
+//! two it costs fifty at once and not one after the other. A dial that fails lets everybody who waited
+//! for it dial by himself, so that nobody waits out the connect timeouts of others in a row.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::connection::Wanted;
+use super::http2::{Shared, Slot};
+
+/// What a connection is taken to bring before the upstream has shown how many streams it takes.
+const EXPECTED_STREAMS: usize = 64;
+/// How long requests wait for a new connection's settings before they look elsewhere, and how often
+/// one that waits for a dial looks up.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Connections kept for one upstream.
+const MAX_COUNT: usize = 128;
+
+/// The shared connections of one upstream.
+pub struct SharedPool {
+    state: Mutex<State>,
+    changed: Arc<Notify>,
+    /// The last connection with TLS spoke HTTP/2, so that it is worth waiting for the next.
+    speaks_http2: AtomicBool,
+}
+
+struct State {
+    connections: Vec<Arc<Shared>>,
+    dialing: usize,
+    waiting: usize,
+    failures: u64,
+    streams: usize,
+}
+
+impl Default for SharedPool {
+    fn default() -> Self {
+        let state = State {
+            connections: Vec::new(),
+            dialing: 0,
+            waiting: 0,
+            failures: 0,
+            streams: EXPECTED_STREAMS,
+        };
+        Self { state: Mutex::new(state), changed: Arc::default(), speaks_http2: AtomicBool::new(false) }
+    }
+}
+
+/// What a request gets of the pool.
+pub enum Claim<'a> {
+    /// A place on a connection.
+    Slot(Slot),
+    /// The task to dial one.
+    Dial(Dialing<'a>),
+}
+
+/// A dial that others may wait for. Dropping it says that it has failed.
+pub struct Dialing<'a> {
+    pool: &'a SharedPool,
+    is_awaited: bool,
+}
+
+impl SharedPool {
+    /// A place on a connection that is `wanted`, or the task to dial one. Cancel-safe.
+    pub async fn claim(&self, wanted: Wanted<'_>, now: Instant) -> Claim<'_> {
+        let failures = self.state.lock().failures;
+        loop {
+            let notified = self.changed.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            let _waiting = {
+                let mut state = self.state.lock();
+                if let Some(slot) = state.slot(wanted) {
+                    return Claim::Slot(slot);
+                }
+                let is_awaited = self.speaks_http2.load(Ordering::Relaxed);
+                let is_enough = state.waiting < state.expected(now);
+                if !is_awaited || !is_enough || state.failures != failures {
+                    state.dialing += usize::from(is_awaited);
+                    return Claim::Dial(Dialing { pool: self, is_awaited });
+                }
+                state.waiting += 1;
+                Waiting(self)
+            };
+            // Whatever came of it is seen at the next look.
+            let _ = timeout(PATIENCE, notified).await;
+        }
+    }
+
+    /// Told when there may be room.
+    pub fn changed(&self) -> Arc<Notify> {
+        self.changed.clone()
+    }
+
+    /// Retires what is too old or long unused, and forgets what takes no more requests.
+    pub fn sweep(&self, now: Instant, max_idle: Duration, max_age: Duration) {
+        let gone: Vec<Arc<Shared>> = {
+            let mut state = self.state.lock();
+            let (gone, kept) = std::mem::take(&mut state.connections).into_iter().partition(|shared| {
+                let age = now.saturating_duration_since(shared.opened());
+                shared.is_retired() || age >= max_age || shared.is_idle_for(max_idle, now)
+            });
+            state.connections = kept;
+            gone
+        };
+        drop(gone);
+    }
+
+    /// How many connections there are.
+    pub fn len(&self) -> usize {
+        self.state.lock().connections.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl State {
+    /// The fullest connection that has room, so that the others can fall idle and go.
+    fn slot(&mut self, wanted: Wanted<'_>) -> Option<Slot> {
+        self.connections.retain(|shared| !shared.is_retired());
+        if let Some(shared) = self.connections.iter().rev().find(|shared| shared.is_settled()) {
+            self.streams = shared.limit().max(1);
+        }
+        self.connections
+            .iter()
+            .filter(|shared| wanted.beside != Some(shared.id()) && wanted.takes(shared.origin()))
+            .filter(|shared| shared.in_flight() < shared.limit())
+            .max_by_key(|shared| shared.in_flight())
+            .and_then(Shared::claim)
+    }
+
+    /// How many requests the dials that run, and the connections that have not said yet how much they
+    /// take, will have room for.
+    fn expected(&self, now: Instant) -> usize {
+        let is_young = |shared: &&Arc<Shared>| {
+            !shared.is_settled() && now.saturating_duration_since(shared.opened()) < PATIENCE
+        };
+        (self.dialing + self.connections.iter().filter(is_young).count()) * self.streams
+    }
+}
+
+/// One who waits.
+struct Waiting<'a>(&'a SharedPool);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().waiting -= 1;
+    }
+}
+
+impl Dialing<'_> {
+    /// The dial has brought a connection for many: a place on it.
+    pub fn succeeded(mut self, shared: &Arc<Shared>) -> Option<Slot> {
+        let slot = shared.claim();
+        self.end(|state| {
+            if state.connections.len() < MAX_COUNT {
+                state.connections.push(shared.clone());
+            }
+        });
+        self.pool.speaks_http2.store(true, Ordering::Relaxed);
+        slot
+    }
+
+    /// The dial has brought a connection for one alone.
+    pub fn was_for_one(mut self) {
+        self.pool.speaks_http2.store(false, Ordering::Relaxed);
+        self.end(|_| {});
+    }
+
+    fn end(&mut self, change: impl FnOnce(&mut State)) {
+        let mut state = self.pool.state.lock();
+        state.dialing -= usize::from(std::mem::take(&mut self.is_awaited));
+        change(&mut state);
+        drop(state);
+        self.pool.changed.notify_waiters();
+    }
+}
+
+impl Drop for Dialing<'_> {
+    fn drop(&mut self) {
+        if self.is_awaited {
+            self.end(|state| state.failures += 1);
+        }
+    }
+}
