@@ -11,8 +11,10 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::secret::SecretBytes;
 
 /// Largest file that a policy may name: the public roots of a system are a quarter of it.
 const MAX_FILE: u64 = 1 << 20;
@@ -54,7 +56,7 @@ impl Sources {
 
     /// A PEM file with at least one certificate.
     pub(super) fn certificates(&self, path: &str) -> Content {
-        let pem = self.file(path)?;
+        let pem = self.pem_file(path)?;
         let mut found = 0;
         for certificate in CertificateDer::pem_slice_iter(&pem) {
             certificate.map_err(|_| "the file is no valid PEM".to_owned())?;
@@ -65,6 +67,31 @@ impl Sources {
         }
         self.certificates.lock().write(&pem);
         Ok(pem)
+    }
+
+    /// A PEM file with a private key. Its first key is looked at for its form alone.
+    pub(super) fn private_key(&self, path: &str) -> Result<SecretBytes, String> {
+        let pem = self.pem_file(path)?;
+        match PrivateKeyDer::from_pem_slice(&pem) {
+            Ok(_) => Ok(SecretBytes::new(pem)),
+            Err(rustls::pki_types::pem::Error::NoItemsFound) => {
+                Err("the file holds no unencrypted PEM private key (PKCS#8, SEC1 or PKCS#1)".into())
+            }
+            Err(_) => Err("the file is no valid PEM".into()),
+        }
+    }
+
+    /// The path of a directory, which need not exist.
+    pub(super) fn directory(&self, path: &str) -> PathBuf {
+        self.dir.join(path)
+    }
+
+    fn pem_file(&self, path: &str) -> Content {
+        // As a path it would stand in the error, and it may be a key.
+        if path.contains("-----BEGIN") {
+            return Err("expected the path of a PEM file; found what should be in it".into());
+        }
+        self.file(path)
     }
 
     /// `text` with `${env:NAME}` and `${file:PATH}` replaced. The error never shows a value.

@@ -51,17 +51,19 @@ fn every_default_is_as_documented() {
                      "window": "1m", "min_requests": 20, "open_for": "30s", "max_open_for": "5m",
                      "half_open_probes": 1, "failure_statuses": [500, 502, 503, 504], "fair_chance": "1s" },
     });
+    let mut defaults = json!({ "intercept": false });
+    defaults.as_object_mut().unwrap().extend(stages.as_object().unwrap().clone());
     let expected = json!({
         "threads": std::thread::available_parallelism().unwrap().get(),
-        "listen": { "proxy": "127.0.0.1:15300", "admin": "127.0.0.1:15302", "clients": [] },
+        "listen": { "proxy": "127.0.0.1:15300", "admin": "127.0.0.1:15302", "clients": [], "transparent": "off" },
         "limits": { "connections": 10000, "head": "64KiB", "fields": 100, "target": "16KiB",
-                    "header_timeout": "10s", "keep_alive": "2m", "replay_total": "64MiB", "upstreams": 10000 },
+                    "header_timeout": "10s", "keep_alive": "2m", "streams": 100, "replay_total": "64MiB", "upstreams": 10000 },
         "dns": { "servers": [], "timeout": "2s" },
         "egress": { "default": "allow", "deny_private": false, "allow": [], "deny": [] },
         "tls": {},
         "drain": { "quiet": "1s", "max": "25s" },
         "telemetry": { "access_log": "json" },
-        "defaults": stages,
+        "defaults": defaults,
         "upstreams": {},
     });
     assert_eq!(config.effective(), expected);
@@ -69,6 +71,7 @@ fn every_default_is_as_documented() {
     let upstream = self::config("upstreams: { a: { hosts: [a.example] } }").upstreams[0].clone();
     assert_eq!(upstream.stages.effective(), stages);
     assert_eq!((upstream.origin, &upstream.tls), (Origin::Auto, &UpstreamTls::default()));
+    assert!(!upstream.intercept);
     assert!(upstream.rewrite.is_none() && upstream.endpoint.is_none() && upstream.routes.is_empty());
 }
 
@@ -264,7 +267,7 @@ fn certificates_are_read_beside_the_policy_and_count_in_the_hash() {
         .unwrap();
     fs::write(dir.path().join("ca.pem"), pem()).unwrap();
     let first = load(&path).unwrap().config;
-    assert!(first.ca_pem.is_some() && first.upstreams[0].tls.ca_pem == first.ca_pem);
+    assert!(first.tls.ca_pem.is_some() && first.upstreams[0].tls.ca_pem == first.tls.ca_pem);
     fs::write(dir.path().join("ca.pem"), pem()).unwrap();
     assert_ne!(load(&path).unwrap().config.hash, first.hash);
     fs::write(dir.path().join("ca.pem"), "no certificate").unwrap();
@@ -388,8 +391,12 @@ fn mark(schema: &Value, at: &Value, node: &tree::Node, shown: &mut BTreeMap<Stri
 #[test]
 fn the_example_shows_every_key_of_the_schema_that_is_supported() {
     let schema = schema();
-    // Certificate files do not exist beside the example, so these two lines are comments there.
-    let tree = tree::parse(&EXAMPLE.replace("# ca_file", "ca_file")).unwrap();
+    // Files do not exist beside the example, so the lines that name them are comments there.
+    let named = ["ca_dir", "ca_cert", "ca_key", "ca_file", "client_cert", "client_key"];
+    let example = named.iter().fold(EXAMPLE.to_owned(), |text, key| {
+        text.replace(&format!("# {key}:"), &format!("{key}:"))
+    });
+    let tree = tree::parse(&example).unwrap();
     let mut shown = BTreeMap::new();
     mark(&schema, &schema, &tree, &mut shown);
     // A stage need not stand in all three kinds of section.

@@ -296,6 +296,14 @@ impl Follower {
             needs_restart.push("listen");
             config.listen = current.listen.clone();
         }
+        if config.tls.ca_dir != current.tls.ca_dir {
+            needs_restart.push("tls.ca_dir");
+            config.tls.ca_dir = current.tls.ca_dir.clone();
+        }
+        if config.tls.own_ca != current.tls.own_ca {
+            needs_restart.push("tls.ca_cert");
+            config.tls.own_ca = current.tls.own_ca.clone();
+        }
         if config.threads != current.threads {
             needs_restart.push("threads");
             config.threads = current.threads;

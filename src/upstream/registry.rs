@@ -181,7 +181,7 @@ impl Registry {
     }
 
     fn bound(&self, config: &Arc<Config>, policy: Arc<UpstreamPolicy>) -> Bound {
-        let key = TlsKey { ca_pem: config.ca_pem.clone(), upstream: policy.tls.clone() };
+        let key = TlsKey { ca_pem: config.tls.ca_pem.clone(), upstream: policy.tls.clone() };
         let tls = {
             let mut clients = self.tls.lock();
             match clients.iter().find(|(known, _)| *known == key) {
@@ -431,7 +431,7 @@ impl Lane {
     pub fn tls(&self, scheme: Scheme) -> Option<&ClientTls> {
         let is_https = match (&self.bound.policy.endpoint, self.bound.policy.origin) {
             (_, Origin::Https) => true,
-            (_, Origin::Http) => false,
+            (_, Origin::Http | Origin::H2c) => false,
             (Some(endpoint), Origin::Auto) => endpoint.is_https,
             (None, Origin::Auto) => scheme == Scheme::Https,
         };
