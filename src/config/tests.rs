@@ -157,6 +157,31 @@ upstreams: { a: { hosts: [a], bulkhead: off, routes: [{ bulkhead: { max_queue: 3
 }
 
 #[test]
+fn interception_is_inherited_and_an_upstream_can_be_exempt() {
+    let intercepts = |defaults: &str| -> Vec<bool> {
+        let config = config(&format!(
+            "tls: {{ ca_dir: /nonexistent }}
+defaults: {{ {defaults} }}
+upstreams:
+  plain: {{ hosts: [a.example] }}
+  exempt: {{ hosts: [b.example], intercept: off }}
+  asked: {{ hosts: [c.example], intercept: on }}",
+        ));
+        config.policies().map(|policy| policy.intercept).collect()
+    };
+    assert_eq!(intercepts("intercept: true"), [true, false, true, true]);
+    assert_eq!(intercepts(""), [false, false, true, false]);
+}
+
+#[test]
+fn the_ca_s_directory_is_found_from_the_policy() {
+    let dir = |text: &str| parse(text, FilePath::new("/etc/hedgerow")).unwrap().config.tls.ca_dir;
+    assert_eq!(dir("tls: { ca_dir: ca }"), Some("/etc/hedgerow/ca".into()));
+    assert_eq!(dir("tls: { ca_dir: /run/ca }"), Some("/run/ca".into()));
+    assert_eq!(dir("tls: { ca_dir: off }"), None);
+}
+
+#[test]
 fn a_backup_for_all_does_not_back_itself_up() {
     let config = config(
         "defaults: { hedge: { to: backup } }
@@ -312,12 +337,14 @@ upstreams: { a: { hosts: [a], routes: [{ name: x }, { path: /y }], breaker: { co
 
 #[test]
 fn explain_names_the_line_of_each_value() {
-    let text = "defaults:
-  hedge: { min: 30ms }
+    let text = "tls: { ca_dir: /run/ca }
+defaults: { intercept: true,
+  hedge: { min: 30ms } }
 upstreams:
   quotes:
     hosts: ['*.quotes.example', quotes.example]
     hedge: { after: 1s }
+    tls: { server_name: quotes.internal }
     routes:
       - { path: /v1/*, name: one, bulkhead: { max_queue: 1 } }
 ";
@@ -325,17 +352,19 @@ upstreams:
     let explanation = loaded.explain("https://Quotes.Example/v1/a?x=y", &Method::GET).unwrap();
     assert_eq!(explanation.authority.key(), "quotes.example:443");
     assert_eq!(explanation.upstream, "quotes");
-    assert_eq!(explanation.host, Some(("quotes.example".to_owned(), 5)));
-    assert_eq!(explanation.route, Some(("one".to_owned(), 8)));
+    assert_eq!(explanation.host, Some(("quotes.example".to_owned(), 6)));
+    assert_eq!(explanation.route, Some(("one".to_owned(), 10)));
     let source = |key: &str| {
         let found = explanation.values.iter().find(|value| value.key == key).unwrap();
         format!("{} | {}", found.value, found.source)
     };
-    assert_eq!(source("hedge.after"), "1s | line 6, upstreams.quotes");
-    assert_eq!(source("hedge.min"), "30ms | line 2, defaults");
+    assert_eq!(source("hedge.after"), "1s | line 7, upstreams.quotes");
+    assert_eq!(source("hedge.min"), "30ms | line 3, defaults");
     assert_eq!(source("hedge.max"), "1.2s | built in");
-    assert_eq!(source("bulkhead.max_queue"), "1 | line 8, upstreams.quotes.routes[0]");
+    assert_eq!(source("bulkhead.max_queue"), "1 | line 10, upstreams.quotes.routes[0]");
     assert_eq!(source("origin"), "auto | built in");
+    assert_eq!(source("intercept"), "true | line 2, defaults");
+    assert_eq!(source("tls.server_name"), "quotes.internal | line 8, upstreams.quotes");
 
     let other = loaded.explain("http://other.example/", &Method::GET).unwrap();
     assert_eq!((other.upstream.as_str(), other.host, other.route), ("default", None, None));
@@ -393,9 +422,9 @@ fn the_example_shows_every_key_of_the_schema_that_is_supported() {
     let schema = schema();
     // Files do not exist beside the example, so the lines that name them are comments there.
     let named = ["ca_dir", "ca_cert", "ca_key", "ca_file", "client_cert", "client_key"];
-    let example = named.iter().fold(EXAMPLE.to_owned(), |text, key| {
-        text.replace(&format!("# {key}:"), &format!("{key}:"))
-    });
+    let example = named
+        .iter()
+        .fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("# {key}:"), &format!("{key}:")));
     let tree = tree::parse(&example).unwrap();
     let mut shown = BTreeMap::new();
     mark(&schema, &schema, &tree, &mut shown);

@@ -660,6 +660,23 @@ mod tests {
     }
 
     #[test]
+    fn another_ca_of_interception_waits_for_a_restart() {
+        let rig = Rig::new();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        fs::write(rig.path("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        fs::write(rig.path("key.pem"), key.serialize_pem()).unwrap();
+        let tls = "tls: { ca_dir: ca, ca_cert: ca.pem, ca_key: key.pem, ca_file: ca.pem }";
+        rig.replace("policy.yaml", &format!("{tls}\n{}", policy(2)));
+        assert_eq!(rig.next(), (Applied, 2));
+        assert_eq!(rig.watch.status().needs_restart, ["tls.ca_dir", "tls.ca_cert"]);
+        let now = rig.watch.policy().load_full();
+        assert_eq!((&now.tls.ca_dir, &now.tls.own_ca), (&None, &None));
+        assert!(now.tls.ca_pem.is_some(), "roots need no restart");
+    }
+
+    #[test]
     fn a_reload_on_a_bad_file_is_refused_each_time() {
         let rig = Rig::new();
         rig.replace("policy.yaml", "[]");

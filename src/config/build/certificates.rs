@@ -184,3 +184,174 @@ fn certificates(pem: &[u8]) -> impl Iterator<Item = CertificateDer<'static>> {
 fn date(time: ASN1Time) -> time::Date {
     time.to_datetime().date()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd};
+    use tempfile::TempDir;
+
+    use crate::config::{Config, parse};
+
+    const IDENTITIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/config/identities");
+
+    /// A folder with `NAME.pem` and `NAME-key.pem` for each of `names`, all CAs that `change` may spoil.
+    fn folder(names: &[&str], change: impl Fn(&str, &mut CertificateParams)) -> TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for name in names {
+            let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+            params.distinguished_name.push(DnType::CommonName, format!("the {name} one"));
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            change(name, &mut params);
+            let key = KeyPair::generate().unwrap();
+            let certificate = params.self_signed(&key).unwrap();
+            fs::write(dir.path().join(format!("{name}.pem")), certificate.pem()).unwrap();
+            fs::write(dir.path().join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+        }
+        dir
+    }
+
+    fn config(dir: &std::path::Path, text: &str) -> Config {
+        let loaded = parse(text, dir).unwrap_or_else(|problems| panic!("{problems}"));
+        assert_eq!(loaded.warnings.to_string(), "");
+        loaded.config
+    }
+
+    fn refused(dir: &TempDir, text: &str) -> Vec<String> {
+        parse(text, dir.path()).unwrap_err().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_own_ca_is_taken_and_its_key_never_shown() {
+        let dir = folder(&["ca"], |_, params| params.key_usages = vec![KeyUsagePurpose::KeyCertSign]);
+        let config =
+            config(dir.path(), "tls: { ca_cert: ca.pem, ca_key: ca-key.pem }\ndefaults: { intercept: true }");
+        let own = config.tls.own_ca.as_ref().unwrap();
+        assert_eq!(*own.cert_pem, *fs::read(dir.path().join("ca.pem")).unwrap());
+        assert_eq!(own.key_pem.as_bytes(), fs::read(dir.path().join("ca-key.pem")).unwrap());
+        assert_eq!(format!("{:?}", own.key_pem), "[secret]");
+        let shown = config.effective();
+        assert_eq!(shown["tls"], serde_json::json!({ "ca_cert": "[certificates]", "ca_key": "[secret]" }));
+    }
+
+    #[test]
+    fn what_keeps_an_own_ca_from_signing_is_told() {
+        let dir = folder(&["good", "leaf", "mute", "old", "new"], |name, params| match name {
+            "leaf" => params.is_ca = IsCa::ExplicitNoCa,
+            "mute" => params.key_usages = vec![KeyUsagePurpose::CrlSign],
+            "old" => params.not_after = date_time_ymd(2002, 3, 4),
+            "new" => params.not_before = date_time_ymd(4000, 1, 2),
+            _ => {}
+        });
+        let problems = |cert: &str, key: &str| {
+            refused(&dir, &format!("tls:\n  ca_key: {key}-key.pem\n  ca_cert: {cert}.pem\n"))
+        };
+        let of_cert = |message: &str| vec![format!("3:12: tls.ca_cert: {message}")];
+        assert_eq!(
+            problems("leaf", "leaf"),
+            of_cert("expected the certificate of a CA (basicConstraints with CA:TRUE)")
+        );
+        assert_eq!(
+            problems("mute", "mute"),
+            of_cert("expected a CA that may sign certificates: its keyUsage lacks keyCertSign")
+        );
+        assert_eq!(problems("old", "old"), of_cert("expected a valid CA; it expired on 2002-03-04"));
+        assert_eq!(problems("new", "new"), of_cert("expected a valid CA; it begins on 4000-01-02"));
+        assert_eq!(
+            problems("good", "old"),
+            ["2:11: tls.ca_key: not the key of the first certificate in `ca_cert`"]
+        );
+    }
+
+    #[test]
+    fn a_client_certificate_is_taken_with_each_form_of_key() {
+        for file in ["sec1.pem", "pkcs1.pem"] {
+            let text = format!(
+                "upstreams: {{ a: {{ hosts: [a], tls: {{ client_cert: {file}, client_key: {file} }} }} }}"
+            );
+            assert!(config(IDENTITIES.as_ref(), &text).upstreams[0].tls.client.is_some(), "{file}");
+        }
+        let dir = folder(&["a"], |_, params| params.is_ca = IsCa::NoCa);
+        let text = "upstreams: { a: { hosts: [a], tls: { client_cert: a.pem, client_key: a-key.pem } } }";
+        assert!(config(dir.path(), text).upstreams[0].tls.client.is_some());
+    }
+
+    #[test]
+    fn a_client_certificate_without_its_own_key_is_refused() {
+        let dir = folder(&["a", "b"], |_, _| {});
+        fs::write(
+            dir.path().join("broken.pem"),
+            "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+        )
+        .unwrap();
+        let problems =
+            |tls: &str| refused(&dir, &format!("upstreams:\n  a:\n    hosts: [a]\n    tls: {tls}\n"));
+        let path = "upstreams.a.tls";
+        for (tls, expected) in [
+            ("{ client_cert: a.pem }", format!("4:25: {path}.client_cert: expected `client_key` beside it")),
+            (
+                "{ client_key: a-key.pem }",
+                format!("4:24: {path}.client_key: expected `client_cert` beside it"),
+            ),
+            (
+                "{ client_cert: a.pem, client_key: b-key.pem }",
+                format!("4:44: {path}.client_key: not the key of the first certificate in `client_cert`"),
+            ),
+            (
+                "{ client_cert: a.pem, client_key: broken.pem }",
+                format!("4:44: {path}.client_key: expected an RSA, ECDSA (P-256, P-384) or Ed25519 key"),
+            ),
+            (
+                "{ client_cert: a.pem, client_key: a.pem }",
+                format!(
+                    "4:44: {path}.client_key: the file holds no unencrypted PEM private key (PKCS#8, SEC1 or PKCS#1)"
+                ),
+            ),
+        ] {
+            assert_eq!(problems(tls), [expected]);
+        }
+    }
+
+    #[test]
+    fn a_key_beside_its_certificate_in_one_file_is_neither_shown_nor_hashed() {
+        let dir = folder(&["a"], |_, _| {});
+        let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        let (cert, key) = (read("a.pem"), read("a-key.pem"));
+        let text = "upstreams: { a: { hosts: [a], tls: { client_cert: both.pem, client_key: both.pem } } }";
+        let with = |both: String| {
+            fs::write(dir.path().join("both.pem"), both).unwrap();
+            config(dir.path(), text)
+        };
+        let first = with(format!("{key}{cert}"));
+        assert_eq!(*first.upstreams[0].tls.client.as_ref().unwrap().cert_pem, *cert.as_bytes());
+        // The same key in other words.
+        let second = with(format!("{cert}one more line\n{key}"));
+        assert_eq!(second.hash, first.hash);
+    }
+
+    #[test]
+    fn roots_that_look_wrong_are_warned_of_and_used() {
+        let dir = folder(&["old", "good", "leaf"], |name, params| match name {
+            "old" => params.not_after = date_time_ymd(2002, 1, 1),
+            "leaf" => params.is_ca = IsCa::ExplicitNoCa,
+            _ => {}
+        });
+        let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        fs::write(dir.path().join("mixed.pem"), read("old.pem") + &read("good.pem")).unwrap();
+        let text = "tls: { ca_file: old.pem }
+upstreams:
+  a: { hosts: [a], tls: { ca_file: leaf.pem } }
+  b: { hosts: [b], tls: { ca_file: mixed.pem } }";
+        let loaded = parse(text, dir.path()).unwrap();
+        let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            warnings,
+            [
+                "1:17: warning: tls.ca_file: old.pem: every certificate in it has expired",
+                "3:36: warning: upstreams.a.tls.ca_file: leaf.pem: a certificate in it is no CA: CN=the leaf one",
+            ]
+        );
+        assert!(loaded.config.tls.ca_pem.is_some() && loaded.config.upstreams[0].tls.ca_pem.is_some());
+    }
+}
