@@ -179,10 +179,18 @@ impl<'a> Reader<'a> {
         if matches!(self.trail, Trail::Root) && raw::STAGE_KEYS.contains(&key) {
             return "unknown key here; set it in `defaults`, in an upstream or in a route".into();
         }
+        if key == "intercept" && (self.is_route() || matches!(self.trail, Trail::Root)) {
+            // A route is found by the path, which is seen once TLS has been ended.
+            return "unknown key here; set it in an upstream or in `defaults`".into();
+        }
         match did_you_mean(key, known.iter().copied()) {
             hint if hint.is_empty() => format!("unknown key; expected one of {}", known.join(", ")),
             hint => format!("unknown key{hint}"),
         }
+    }
+
+    fn is_route(&self) -> bool {
+        matches!(self.trail, Trail::Index(Trail::Key(_, "routes"), _))
     }
 
     fn note(&self, entry: &Entry, message: String) {

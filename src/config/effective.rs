@@ -7,38 +7,41 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
 
+use super::secret::MASK;
 use super::{
     AccessLog, Breaker, Config, Covers, Deadline, Egress, EgressRule, Endpoint, Hedge, HedgeAfter,
-    HostPattern, Limits, Origin, OwnState, Rewrite, Route, Stages, StatusSet, UpstreamPolicy, UpstreamTls,
+    HostPattern, Limits, Origin, OwnState, Rewrite, Route, Stages, StatusSet, Tls, UpstreamPolicy,
+    UpstreamTls,
 };
 use crate::units::{ByteSize, Span};
 
-/// What stands for the value of a header that is set, or the content of a file.
-const MASK: &str = "[secret]";
+/// What stands for the content of a certificate file.
+const CERTIFICATES: &str = "[certificates]";
 
 impl Config {
-    /// The policy in force as JSON, which is YAML too. Values of `rewrite.headers.set` are masked, and of
-    /// certificate files it only says that they are there.
+    /// The policy in force as JSON, which is YAML too. Values of `rewrite.headers.set` and keys are masked,
+    /// and of certificate files it only says that they are there.
     pub fn effective(&self) -> Value {
         let named = |policy: &std::sync::Arc<UpstreamPolicy>| (policy.name.to_string(), upstream(policy));
         json!({
             "threads": self.threads,
             "listen": {
                 "proxy": text(self.listen.proxy),
+                "transparent": or_off(self.listen.transparent.map(text)),
                 "admin": text(self.listen.admin),
                 "clients": texts(&self.listen.clients),
             },
             "limits": limits(&self.limits),
             "dns": { "servers": texts(&self.dns.servers), "timeout": text(Span(self.dns.timeout)) },
             "egress": egress(&self.egress),
-            "tls": object([("ca_file", self.ca_pem.as_ref().map(|_| json!("[certificates]")))]),
+            "tls": tls(&self.tls),
             "drain": { "quiet": text(Span(self.drain.quiet)), "max": text(Span(self.drain.max)) },
             "telemetry": { "access_log": match self.telemetry.access_log {
                 AccessLog::Json => "json",
                 AccessLog::Text => "text",
                 AccessLog::Off => "off",
             } },
-            "defaults": stages(&self.defaults.stages, OwnState { bulkhead: true, breaker: true }),
+            "defaults": defaults(&self.defaults),
             "upstreams": self.upstreams.iter().map(named).collect::<Map<_, _>>(),
         })
     }
@@ -59,6 +62,7 @@ fn limits(limits: &Limits) -> Value {
         "target": text(ByteSize(limits.target)),
         "header_timeout": text(Span(limits.header_timeout)),
         "keep_alive": text(Span(limits.keep_alive)),
+        "streams": limits.streams,
         "replay_total": text(ByteSize(limits.replay_total)),
         "upstreams": limits.upstreams,
     })
@@ -73,11 +77,27 @@ fn egress(egress: &Egress) -> Value {
     })
 }
 
+fn tls(tls: &Tls) -> Value {
+    object([
+        ("ca_dir", tls.ca_dir.as_ref().map(|dir| text(dir.display()))),
+        ("ca_cert", tls.own_ca.as_ref().map(|_| json!(CERTIFICATES))),
+        ("ca_key", tls.own_ca.as_ref().map(|_| json!(MASK))),
+        ("ca_file", tls.ca_pem.as_ref().map(|_| json!(CERTIFICATES))),
+    ])
+}
+
+fn defaults(policy: &UpstreamPolicy) -> Value {
+    let mut keys = json!({ "intercept": policy.intercept });
+    merge(&mut keys, policy.stages.effective());
+    keys
+}
+
 fn upstream(policy: &UpstreamPolicy) -> Value {
     let mut keys = object([
         ("hosts", Some(texts(&policy.hosts))),
         ("endpoint", policy.endpoint.as_ref().map(text)),
         ("origin", Some(json!(origin(policy.origin)))),
+        ("intercept", Some(json!(policy.intercept))),
         ("tls", Some(upstream_tls(&policy.tls))),
         ("rewrite", policy.rewrite.as_ref().map(rewrite)),
     ]);
@@ -92,12 +112,16 @@ pub(super) fn origin(origin: Origin) -> &'static str {
         Origin::Auto => "auto",
         Origin::Http => "http",
         Origin::Https => "https",
+        Origin::H2c => "h2c",
     }
 }
 
-fn upstream_tls(tls: &UpstreamTls) -> Value {
+/// What is set, with files masked.
+pub(super) fn upstream_tls(tls: &UpstreamTls) -> Value {
     object([
-        ("ca_file", tls.ca_pem.as_ref().map(|_| json!("[certificates]"))),
+        ("ca_file", tls.ca_pem.as_ref().map(|_| json!(CERTIFICATES))),
+        ("client_cert", tls.client.as_ref().map(|_| json!(CERTIFICATES))),
+        ("client_key", tls.client.as_ref().map(|_| json!(MASK))),
         ("server_name", tls.server_name.as_ref().map(text)),
     ])
 }

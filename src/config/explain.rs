@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 use http::{Method, Uri};
 use serde_json::Value;
 
-use super::effective::origin;
+use super::effective::{origin, upstream_tls};
 use super::problem::{Path, Place};
 use super::{Loaded, UpstreamPolicy};
 use crate::wire::authority::Authority;
@@ -98,22 +98,25 @@ impl Loaded {
         Some((host.to_string(), self.line(&section.key("hosts").index(index))))
     }
 
-    /// What only an upstream can say, where it says something.
+    /// What no route can say, where the upstream says something.
     fn of_upstream(&self, policy: &UpstreamPolicy, section: &Path) -> Vec<Explained> {
-        let keys = [
-            ("endpoint", policy.endpoint.as_ref().map(ToString::to_string)),
-            ("origin", Some(origin(policy.origin).to_owned())),
-            ("tls.server_name", policy.tls.server_name.clone()),
-            (
-                "rewrite.path",
-                policy.rewrite.as_ref().and_then(|r| r.path.as_ref()).map(|(from, _)| from.to_string()),
-            ),
-        ];
-        let explained = |(key, value): (&str, Option<String>)| {
-            let source = self.source(std::slice::from_ref(section), key);
-            Some(Explained { key: key.to_owned(), value: value?, source })
+        let own = std::slice::from_ref(section);
+        let inherited = [section.clone(), Path::of(["defaults"])];
+        let mut values = Vec::new();
+        let mut explain = |sections: &[Path], key: &str, value: String| {
+            let source = self.source(sections, key);
+            values.push(Explained { key: key.to_owned(), value, source });
         };
-        keys.into_iter().filter_map(explained).collect()
+        if let Some(endpoint) = &policy.endpoint {
+            explain(own, "endpoint", endpoint.to_string());
+        }
+        explain(own, "origin", origin(policy.origin).to_owned());
+        explain(&inherited, "intercept", policy.intercept.to_string());
+        flatten("tls", &upstream_tls(&policy.tls), &mut |key, value| explain(own, key, value));
+        if let Some((from, _)) = policy.rewrite.as_ref().and_then(|rewrite| rewrite.path.as_ref()) {
+            explain(own, "rewrite.path", from.to_string());
+        }
+        values
     }
 
     fn source(&self, sections: &[Path], key: &str) -> Source {

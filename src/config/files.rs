@@ -11,8 +11,10 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::secret::SecretBytes;
 
 /// Largest file that a policy may name: the public roots of a system are a quarter of it.
 const MAX_FILE: u64 = 1 << 20;
@@ -25,7 +27,7 @@ pub(super) struct Sources {
     dir: PathBuf,
     variable: fn(&str) -> Option<String>,
     read: Mutex<BTreeMap<PathBuf, Content>>,
-    certificates: Mutex<Fnv>,
+    certificates: Mutex<BTreeMap<PathBuf, Content>>,
 }
 
 impl Sources {
@@ -52,19 +54,37 @@ impl Sources {
         fingerprint_of(text, self.read.lock().values().map(|content| content.as_deref()))
     }
 
-    /// A PEM file with at least one certificate.
+    /// The certificates of a PEM file, at least one. Whatever else is in it, such as their key, is left
+    /// out: what is returned is neither hidden nor kept from the hash.
     pub(super) fn certificates(&self, path: &str) -> Content {
-        let pem = self.file(path)?;
-        let mut found = 0;
-        for certificate in CertificateDer::pem_slice_iter(&pem) {
-            certificate.map_err(|_| "the file is no valid PEM".to_owned())?;
-            found += 1;
+        let pem = self.pem_file(path)?;
+        let mut certificates = self.certificates.lock();
+        certificates.entry(self.dir.join(path)).or_insert_with(|| only_certificates(&pem)).clone()
+    }
+
+    /// A PEM file with a private key. Its first key is looked at for its form alone.
+    pub(super) fn private_key(&self, path: &str) -> Result<SecretBytes, String> {
+        let pem = self.pem_file(path)?;
+        match PrivateKeyDer::from_pem_slice(&pem) {
+            Ok(_) => Ok(SecretBytes::new(pem)),
+            Err(rustls::pki_types::pem::Error::NoItemsFound) => {
+                Err("the file holds no unencrypted PEM private key (PKCS#8, SEC1 or PKCS#1)".into())
+            }
+            Err(_) => Err("the file is no valid PEM".into()),
         }
-        if found == 0 {
-            return Err("the file holds no PEM certificate".into());
+    }
+
+    /// The path of a directory, which need not exist.
+    pub(super) fn directory(&self, path: &str) -> PathBuf {
+        self.dir.join(path)
+    }
+
+    fn pem_file(&self, path: &str) -> Content {
+        // As a path it would stand in the error, and it may be a key.
+        if path.contains("-----BEGIN") {
+            return Err("expected the path of a PEM file; found what should be in it".into());
         }
-        self.certificates.lock().write(&pem);
-        Ok(pem)
+        self.file(path)
     }
 
     /// `text` with `${env:NAME}` and `${file:PATH}` replaced. The error never shows a value.
@@ -107,12 +127,29 @@ impl Sources {
     pub(super) fn hash(&self, text: &[u8]) -> String {
         let mut hash = Fnv::default();
         hash.write(text);
-        let certificates = *self.certificates.lock();
-        if certificates != Fnv::default() {
-            hash.write(&certificates.0.to_be_bytes());
+        for pem in self.certificates.lock().values().flatten() {
+            hash.write(pem);
         }
         format!("{:016x}", hash.0)
     }
+}
+
+fn only_certificates(pem: &[u8]) -> Content {
+    let mut is_inside = false;
+    let mut kept = Vec::new();
+    for line in pem.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+        is_inside |= line.starts_with(b"-----BEGIN CERTIFICATE-----");
+        if is_inside {
+            kept.extend_from_slice(line);
+        }
+        is_inside &= !line.starts_with(b"-----END");
+    }
+    let mut found = 0;
+    for certificate in CertificateDer::pem_slice_iter(&kept) {
+        certificate.map_err(|_| "the file is no valid PEM".to_owned())?;
+        found += 1;
+    }
+    if found == 0 { Err("the file holds no PEM certificate".into()) } else { Ok(kept.into()) }
 }
 
 /// A fingerprint of the policy's text and of the present content of `files`.
@@ -150,7 +187,6 @@ pub(super) fn read_bounded(path: &FilePath, most: u64) -> Result<Vec<u8>, String
 
 /// FNV-1a of 64 bits: tells versions of a file apart and is the same on every machine. It is no
 /// protection against someone who builds collisions, who could edit the policy just as well.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Fnv(u64);
 
 impl Default for Fnv {

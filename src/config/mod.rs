@@ -19,6 +19,7 @@ mod problem;
 mod raw;
 mod report;
 mod schema;
+mod secret;
 mod stages;
 #[cfg(test)]
 mod tests;
@@ -30,9 +31,11 @@ pub use explain::{Explained, Explanation, Source};
 pub use load::{Loaded, embedded, load, parse};
 pub use problem::{Path, Place, Problem, Problems, Segment, Severity};
 pub use schema::schema;
+pub use secret::SecretBytes;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,8 +61,8 @@ pub struct Config {
     pub dns: Dns,
     /// Which destinations may be dialled.
     pub egress: Egress,
-    /// Extra roots for all upstreams: PEM of `tls.ca_file`, read when the policy was built.
-    pub ca_pem: Option<Arc<[u8]>>,
+    /// The CAs: of interception, and those trusted beside the system's.
+    pub tls: Tls,
     /// How the process leaves.
     pub drain: Drain,
     /// What is written about each request.
@@ -98,9 +101,12 @@ impl Config {
 pub struct Listen {
     /// Forward proxy, reverse by host, CONNECT.
     pub proxy: SocketAddr,
+    /// Connections that iptables redirected; `None` when off.
+    pub transparent: Option<SocketAddr>,
     /// Health, metrics, status.
     pub admin: SocketAddr,
-    /// Who may connect when `proxy` is not on loopback; empty means loopback peers alone.
+    /// Who may connect when `proxy` or `transparent` is not on loopback; empty means loopback peers
+    /// alone.
     pub clients: Vec<IpNet>,
 }
 
@@ -119,6 +125,8 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// How long a client connection may lie idle between requests.
     pub keep_alive: Duration,
+    /// HTTP/2 streams at once on one client connection; at least 1.
+    pub streams: u32,
     /// Bytes that all request bodies kept for replay may hold together.
     pub replay_total: usize,
     /// Upstreams (host:port) that are remembered at once.
@@ -235,6 +243,27 @@ impl HostIndex {
     }
 }
 
+/// The CAs. Files are read when the policy is built; `ca_dir` and `own_ca` take effect at start only.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tls {
+    /// Extra roots for all upstreams: PEM of `tls.ca_file`.
+    pub ca_pem: Option<Arc<[u8]>>,
+    /// Where what the agent must trust is written. It need not exist yet.
+    pub ca_dir: Option<PathBuf>,
+    /// Signs the certificates of interception instead of a CA made at start.
+    pub own_ca: Option<OwnCa>,
+}
+
+/// A CA given by files. When it was read, its first certificate could sign others, was in its time, and
+/// belonged to the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnCa {
+    /// The CA's certificate, then any between it and its root.
+    pub cert_pem: Arc<[u8]>,
+    /// PKCS#8, SEC1 or PKCS#1 in PEM.
+    pub key_pem: SecretBytes,
+}
+
 /// How the process leaves on SIGTERM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drain {
@@ -275,6 +304,8 @@ pub struct UpstreamPolicy {
     pub endpoint: Option<Endpoint>,
     /// How the upstream is spoken to.
     pub origin: Origin,
+    /// Whether TLS of tunnels to its hosts is ended here.
+    pub intercept: bool,
     /// Its TLS peculiarities.
     pub tls: UpstreamTls,
     /// How requests are changed on their way to it.
@@ -310,7 +341,7 @@ pub enum Origin {
     Http,
     /// Over TLS, whatever the scheme.
     Https,
-    /// In clear text and HTTP/2, whatever the scheme.
+    /// HTTP/2 in clear text, whatever the scheme.
     H2c,
 }
 
@@ -321,6 +352,17 @@ pub struct UpstreamTls {
     pub ca_pem: Option<Arc<[u8]>>,
     /// The name to verify and to send as SNI instead of the host.
     pub server_name: Option<String>,
+    /// What hedgerow shows when the upstream asks who it is.
+    pub client: Option<ClientIdentity>,
+}
+
+/// A client certificate with the key that belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// The certificate, then those between it and its root.
+    pub cert_pem: Arc<[u8]>,
+    /// PKCS#8, SEC1 or PKCS#1 in PEM.
+    pub key_pem: SecretBytes,
 }
 
 /// Changes to a request on its way to this upstream.

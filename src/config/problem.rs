@@ -80,7 +80,11 @@ impl Path {
 
     /// Whether what stands here may be a secret, so that its line is not to be shown.
     pub fn may_be_secret(&self) -> bool {
-        self.is_header_value() || matches!(self.0.first(), Some(Segment::Key(key)) if key == "shared_state")
+        let is_key = |segment: Option<&Segment>, names: &[&str]| matches!(segment, Some(Segment::Key(key)) if names.contains(&key.as_str()));
+        self.is_header_value()
+            || is_key(self.0.first(), &["shared_state"])
+            // Files are expected here, but someone may have written the key itself.
+            || is_key(self.0.last(), &["ca_key", "client_key"])
     }
 
     /// `upstreams.NAME.rewrite.headers.set.FIELD`: the one place where `${env:…}` is replaced.

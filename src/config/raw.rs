@@ -162,11 +162,11 @@ keys! {
     Listen {
         /// Forward proxy, reverse by host, CONNECT. Default: 127.0.0.1:15300.
         proxy: Socket,
-        /// Connections redirected by iptables. Not supported yet.
+        /// Connections that iptables redirects here. Default: off.
         transparent: Switch<Socket>,
         /// Health, metrics, status. Default: 127.0.0.1:15302.
         admin: Socket,
-        /// Ranges (CIDR) that may connect when `proxy` is not on loopback. Default: [].
+        /// Ranges (CIDR) that may connect when `proxy` or `transparent` is not on loopback. Default: [].
         clients: Vec<String>,
     }
 }
@@ -186,7 +186,7 @@ keys! {
         header_timeout: Unit<Span>,
         /// How long a client connection may lie idle. Default: 120s.
         keep_alive: Unit<Span>,
-        /// HTTP/2 streams on a client connection. Not supported yet.
+        /// HTTP/2 streams at once on a client connection. Default: 100.
         streams: u32,
         /// What all request bodies kept for a second attempt may hold together. Default: 64MiB.
         replay_total: Unit<ByteSize>,
@@ -235,12 +235,12 @@ pub(super) enum Verdict {
 keys! {
     /// Certificates.
     Tls {
-        /// Where the agent finds the CA of interception. Not supported yet.
-        ca_dir: String,
-        /// An own CA for interception: its certificate. Not supported yet.
-        ca_cert: String,
-        /// An own CA for interception: its key. Not supported yet.
-        ca_key: String,
+        /// Directory where what the agent must trust for interception is written. Default: off. Read at start only.
+        ca_dir: Switch<String>,
+        /// PEM file with the certificate of an own CA for interception. Default: off, a CA is made at start. Read at start only.
+        ca_cert: Switch<String>,
+        /// PEM file with its private key. Read at start only.
+        ca_key: Switch<String>,
         /// PEM file with extra roots for all upstreams, beside the system's.
         ca_file: String,
     }
@@ -306,7 +306,7 @@ keys! {
 section! {
     /// What holds for every upstream.
     Defaults {
-        /// Whether TLS of tunnels is ended here. Not supported yet.
+        /// Whether TLS of tunnels is ended here, so that what is inside has a policy. Default: false.
         intercept: Flag,
     }
 }
@@ -320,7 +320,7 @@ section! {
         endpoint: String,
         /// How the upstream is spoken to. Default: auto, as the request's scheme says.
         origin: Origin,
-        /// Whether TLS of tunnels is ended here. Not supported yet.
+        /// Whether TLS of tunnels is ended here, so that what is inside has a policy. Default: that of `defaults`.
         intercept: Flag,
         /// TLS towards this upstream.
         tls: UpstreamTls,
@@ -356,7 +356,7 @@ pub(super) enum Origin {
     Http,
     /// Over TLS.
     Https,
-    /// HTTP/2 in clear text. Not supported yet.
+    /// HTTP/2 in clear text.
     H2c,
 }
 
@@ -365,10 +365,10 @@ keys! {
     UpstreamTls {
         /// PEM file with extra roots for this upstream, beside the system's.
         ca_file: String,
-        /// Client certificate. Not supported yet.
-        client_cert: String,
-        /// Key of the client certificate. Not supported yet.
-        client_key: String,
+        /// PEM file with the certificate that is shown to an upstream that asks for one. Default: off.
+        client_cert: Switch<String>,
+        /// PEM file with its private key.
+        client_key: Switch<String>,
         /// Name that the certificate must have, also sent as SNI. Default: the host.
         server_name: String,
     }

@@ -51,17 +51,19 @@ fn every_default_is_as_documented() {
                      "window": "1m", "min_requests": 20, "open_for": "30s", "max_open_for": "5m",
                      "half_open_probes": 1, "failure_statuses": [500, 502, 503, 504], "fair_chance": "1s" },
     });
+    let mut defaults = json!({ "intercept": false });
+    defaults.as_object_mut().unwrap().extend(stages.as_object().unwrap().clone());
     let expected = json!({
         "threads": std::thread::available_parallelism().unwrap().get(),
-        "listen": { "proxy": "127.0.0.1:15300", "admin": "127.0.0.1:15302", "clients": [] },
+        "listen": { "proxy": "127.0.0.1:15300", "admin": "127.0.0.1:15302", "clients": [], "transparent": "off" },
         "limits": { "connections": 10000, "head": "64KiB", "fields": 100, "target": "16KiB",
-                    "header_timeout": "10s", "keep_alive": "2m", "replay_total": "64MiB", "upstreams": 10000 },
+                    "header_timeout": "10s", "keep_alive": "2m", "streams": 100, "replay_total": "64MiB", "upstreams": 10000 },
         "dns": { "servers": [], "timeout": "2s" },
         "egress": { "default": "allow", "deny_private": false, "allow": [], "deny": [] },
         "tls": {},
         "drain": { "quiet": "1s", "max": "25s" },
         "telemetry": { "access_log": "json" },
-        "defaults": stages,
+        "defaults": defaults,
         "upstreams": {},
     });
     assert_eq!(config.effective(), expected);
@@ -69,6 +71,7 @@ fn every_default_is_as_documented() {
     let upstream = self::config("upstreams: { a: { hosts: [a.example] } }").upstreams[0].clone();
     assert_eq!(upstream.stages.effective(), stages);
     assert_eq!((upstream.origin, &upstream.tls), (Origin::Auto, &UpstreamTls::default()));
+    assert!(!upstream.intercept);
     assert!(upstream.rewrite.is_none() && upstream.endpoint.is_none() && upstream.routes.is_empty());
 }
 
@@ -151,6 +154,31 @@ upstreams: { a: { hosts: [a], bulkhead: off, routes: [{ bulkhead: { max_queue: 3
     let policy = &config.upstreams[0];
     assert_eq!(policy.stages.bulkhead, None);
     assert_eq!(policy.routes[0].stages.bulkhead, Some(Bulkhead { max_concurrent: 7, max_queue: 3 }));
+}
+
+#[test]
+fn interception_is_inherited_and_an_upstream_can_be_exempt() {
+    let intercepts = |defaults: &str| -> Vec<bool> {
+        let config = config(&format!(
+            "tls: {{ ca_dir: /nonexistent }}
+defaults: {{ {defaults} }}
+upstreams:
+  plain: {{ hosts: [a.example] }}
+  exempt: {{ hosts: [b.example], intercept: off }}
+  asked: {{ hosts: [c.example], intercept: on }}",
+        ));
+        config.policies().map(|policy| policy.intercept).collect()
+    };
+    assert_eq!(intercepts("intercept: true"), [true, false, true, true]);
+    assert_eq!(intercepts(""), [false, false, true, false]);
+}
+
+#[test]
+fn the_ca_s_directory_is_found_from_the_policy() {
+    let dir = |text: &str| parse(text, FilePath::new("/etc/hedgerow")).unwrap().config.tls.ca_dir;
+    assert_eq!(dir("tls: { ca_dir: ca }"), Some("/etc/hedgerow/ca".into()));
+    assert_eq!(dir("tls: { ca_dir: /run/ca }"), Some("/run/ca".into()));
+    assert_eq!(dir("tls: { ca_dir: off }"), None);
 }
 
 #[test]
@@ -264,7 +292,7 @@ fn certificates_are_read_beside_the_policy_and_count_in_the_hash() {
         .unwrap();
     fs::write(dir.path().join("ca.pem"), pem()).unwrap();
     let first = load(&path).unwrap().config;
-    assert!(first.ca_pem.is_some() && first.upstreams[0].tls.ca_pem == first.ca_pem);
+    assert!(first.tls.ca_pem.is_some() && first.upstreams[0].tls.ca_pem == first.tls.ca_pem);
     fs::write(dir.path().join("ca.pem"), pem()).unwrap();
     assert_ne!(load(&path).unwrap().config.hash, first.hash);
     fs::write(dir.path().join("ca.pem"), "no certificate").unwrap();
@@ -309,12 +337,14 @@ upstreams: { a: { hosts: [a], routes: [{ name: x }, { path: /y }], breaker: { co
 
 #[test]
 fn explain_names_the_line_of_each_value() {
-    let text = "defaults:
-  hedge: { min: 30ms }
+    let text = "tls: { ca_dir: /run/ca }
+defaults: { intercept: true,
+  hedge: { min: 30ms } }
 upstreams:
   quotes:
     hosts: ['*.quotes.example', quotes.example]
     hedge: { after: 1s }
+    tls: { server_name: quotes.internal }
     routes:
       - { path: /v1/*, name: one, bulkhead: { max_queue: 1 } }
 ";
@@ -322,17 +352,19 @@ upstreams:
     let explanation = loaded.explain("https://Quotes.Example/v1/a?x=y", &Method::GET).unwrap();
     assert_eq!(explanation.authority.key(), "quotes.example:443");
     assert_eq!(explanation.upstream, "quotes");
-    assert_eq!(explanation.host, Some(("quotes.example".to_owned(), 5)));
-    assert_eq!(explanation.route, Some(("one".to_owned(), 8)));
+    assert_eq!(explanation.host, Some(("quotes.example".to_owned(), 6)));
+    assert_eq!(explanation.route, Some(("one".to_owned(), 10)));
     let source = |key: &str| {
         let found = explanation.values.iter().find(|value| value.key == key).unwrap();
         format!("{} | {}", found.value, found.source)
     };
-    assert_eq!(source("hedge.after"), "1s | line 6, upstreams.quotes");
-    assert_eq!(source("hedge.min"), "30ms | line 2, defaults");
+    assert_eq!(source("hedge.after"), "1s | line 7, upstreams.quotes");
+    assert_eq!(source("hedge.min"), "30ms | line 3, defaults");
     assert_eq!(source("hedge.max"), "1.2s | built in");
-    assert_eq!(source("bulkhead.max_queue"), "1 | line 8, upstreams.quotes.routes[0]");
+    assert_eq!(source("bulkhead.max_queue"), "1 | line 10, upstreams.quotes.routes[0]");
     assert_eq!(source("origin"), "auto | built in");
+    assert_eq!(source("intercept"), "true | line 2, defaults");
+    assert_eq!(source("tls.server_name"), "quotes.internal | line 8, upstreams.quotes");
 
     let other = loaded.explain("http://other.example/", &Method::GET).unwrap();
     assert_eq!((other.upstream.as_str(), other.host, other.route), ("default", None, None));
@@ -388,8 +420,12 @@ fn mark(schema: &Value, at: &Value, node: &tree::Node, shown: &mut BTreeMap<Stri
 #[test]
 fn the_example_shows_every_key_of_the_schema_that_is_supported() {
     let schema = schema();
-    // Certificate files do not exist beside the example, so these two lines are comments there.
-    let tree = tree::parse(&EXAMPLE.replace("# ca_file", "ca_file")).unwrap();
+    // Files do not exist beside the example, so the lines that name them are comments there.
+    let named = ["ca_dir", "ca_cert", "ca_key", "ca_file", "client_cert", "client_key"];
+    let example = named
+        .iter()
+        .fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("# {key}:"), &format!("{key}:")));
+    let tree = tree::parse(&example).unwrap();
     let mut shown = BTreeMap::new();
     mark(&schema, &schema, &tree, &mut shown);
     // A stage need not stand in all three kinds of section.

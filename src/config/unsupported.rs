@@ -17,29 +17,18 @@ enum But {
     All,
     /// Nothing.
     Nothing,
-    /// Anything, unless it is this word.
-    Unless(&'static str),
 }
 
 const TOP: &[(&[&str], But)] = &[
     (&["direct"], But::OffOrEmpty),
     (&["shared_state"], But::Off),
-    (&["listen", "transparent"], But::Off),
-    (&["limits", "streams"], But::Nothing),
     (&["limits", "fanout_body"], But::Nothing),
-    (&["tls", "ca_dir"], But::Off),
-    (&["tls", "ca_cert"], But::Off),
-    (&["tls", "ca_key"], But::Off),
     (&["telemetry", "otlp"], But::Off),
     (&["telemetry", "sample"], But::All),
 ];
 
 /// In the defaults, an upstream or a route.
 const SECTION: &[(&[&str], But)] = &[
-    (&["intercept"], But::Off),
-    (&["origin"], But::Unless("h2c")),
-    (&["tls", "client_cert"], But::Off),
-    (&["tls", "client_key"], But::Off),
     (&["breaker", "shared"], But::Off),
     (&["retry"], But::Off),
     (&["rate_limit"], But::Off),
@@ -51,10 +40,7 @@ const SECTION: &[(&[&str], But)] = &[
 /// The last keys of everything that is refused, for the test that the example shows all the others.
 #[cfg(test)]
 pub(super) fn keys() -> impl Iterator<Item = &'static str> {
-    TOP.iter()
-        .chain(SECTION)
-        .filter(|(_, but)| !matches!(but, But::Unless(_)))
-        .filter_map(|(path, _)| path.last().copied())
+    TOP.iter().chain(SECTION).filter_map(|(path, _)| path.last().copied())
 }
 
 /// Reports the keys and cuts them from the tree.
@@ -81,14 +67,11 @@ fn refuse_in(section: &mut Node, at: &Path, keys: &[(&[&str], But)], problems: &
         let Some(value) = section.get(&path) else { continue };
         if !but.takes(value) {
             let what = match but {
-                But::Unless(word) => format!("`{word}` is not supported yet"),
-                But::Off | But::OffOrEmpty => "not supported yet; leave it out or write `off`".into(),
-                But::All | But::Nothing => "not supported yet; leave it out".into(),
+                But::Off | But::OffOrEmpty => "not supported yet; leave it out or write `off`",
+                But::All | But::Nothing => "not supported yet; leave it out",
             };
             let (place, _) = section.locate(&path);
             problems.push(Problem::error(place, at.join(&path), what));
-        } else if matches!(but, But::Unless(_)) {
-            continue;
         }
         section.cut(&path);
     }
@@ -106,7 +89,6 @@ impl But {
             Self::OffOrEmpty => is_off || matches!(value, Value::List(items) if items.is_empty()),
             Self::All => matches!(value, Value::Null) || matches!(value, Value::Text(text) if text == "100%"),
             Self::Nothing => matches!(value, Value::Null),
-            Self::Unless(word) => !matches!(value, Value::Text(text) if text == word),
         }
     }
 }

@@ -296,6 +296,14 @@ impl Follower {
             needs_restart.push("listen");
             config.listen = current.listen.clone();
         }
+        if config.tls.ca_dir != current.tls.ca_dir {
+            needs_restart.push("tls.ca_dir");
+            config.tls.ca_dir = current.tls.ca_dir.clone();
+        }
+        if config.tls.own_ca != current.tls.own_ca {
+            needs_restart.push("tls.ca_cert");
+            config.tls.own_ca = current.tls.own_ca.clone();
+        }
         if config.threads != current.threads {
             needs_restart.push("threads");
             config.threads = current.threads;
@@ -649,6 +657,23 @@ mod tests {
         let now = rig.watch.policy().load_full();
         assert_eq!((now.threads, &now.listen), (before.threads, &before.listen));
         assert_eq!(rig.watch.status().needs_restart, ["listen", "threads"]);
+    }
+
+    #[test]
+    fn another_ca_of_interception_waits_for_a_restart() {
+        let rig = Rig::new();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        fs::write(rig.path("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        fs::write(rig.path("key.pem"), key.serialize_pem()).unwrap();
+        let tls = "tls: { ca_dir: ca, ca_cert: ca.pem, ca_key: key.pem, ca_file: ca.pem }";
+        rig.replace("policy.yaml", &format!("{tls}\n{}", policy(2)));
+        assert_eq!(rig.next(), (Applied, 2));
+        assert_eq!(rig.watch.status().needs_restart, ["tls.ca_dir", "tls.ca_cert"]);
+        let now = rig.watch.policy().load_full();
+        assert_eq!((&now.tls.ca_dir, &now.tls.own_ca), (&None, &None));
+        assert!(now.tls.ca_pem.is_some(), "roots need no restart");
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl Registry {
     }
 
     fn bound(&self, config: &Arc<Config>, policy: Arc<UpstreamPolicy>) -> Bound {
-        let key = TlsKey { ca_pem: config.ca_pem.clone(), upstream: policy.tls.clone() };
+        let key = TlsKey { ca_pem: config.tls.ca_pem.clone(), upstream: policy.tls.clone() };
         let tls = {
             let mut clients = self.tls.lock();
             match clients.iter().find(|(known, _)| *known == key) {

@@ -3,6 +3,7 @@
 //! A value that is wrong is noted and replaced by its default, so that what depends on it can still be
 //! judged; whether the result may be used is for the caller to see from the problems.
 
+mod certificates;
 mod rewrite;
 mod upstreams;
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::files::Sources;
-use super::notation::{Socket, Unit};
+use super::notation::{Socket, Switch, Unit};
 use super::problem::Path;
 use super::raw;
 use super::report::Report;
@@ -31,12 +32,14 @@ const DEFAULT_NAME: &str = "default";
 pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources) -> Config {
     let root = Path::root();
     let defaults = policy.defaults.clone().unwrap_or_default();
-    let builder = Builder { report, sources };
+    let builder = Builder { report, sources, intercept: defaults.intercept.is_some_and(|flag| flag.0) };
     let inherited = Inherited::default().narrowed(&defaults.stages(), &root.key("defaults"));
     let stages = inherited.resolve(report);
     let named = policy.upstreams.as_ref().map(|named| named.0.as_slice()).unwrap_or_default();
     let upstreams = builder.upstreams(named, &inherited, &stages);
     builder.judge_hedge_targets(&upstreams, named, &defaults);
+    let tls = policy.tls.clone().unwrap_or_default();
+    builder.judge_interception(&tls, &defaults, named);
     Config {
         hash: String::new(),
         threads: builder.threads(policy.threads),
@@ -44,7 +47,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
         limits: builder.limits(policy.limits.as_ref()),
         dns: builder.dns(policy.dns.as_ref()),
         egress: builder.egress(policy.egress.as_ref()),
-        ca_pem: builder.ca_file(policy.tls.as_ref().and_then(|tls| tls.ca_file.as_ref()), &root.key("tls")),
+        tls: builder.tls(&tls, &root.key("tls")),
         drain: builder.drain(policy.drain.as_ref()),
         telemetry: telemetry(policy.telemetry.as_ref()),
         hosts: builder.host_index(named),
@@ -54,6 +57,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
             hosts: Vec::new(),
             endpoint: None,
             origin: Origin::Auto,
+            intercept: builder.intercept,
             tls: UpstreamTls::default(),
             rewrite: None,
             stages,
@@ -66,6 +70,8 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
 struct Builder<'a> {
     report: &'a Report<'a>,
     sources: &'a Sources,
+    /// What upstreams inherit.
+    intercept: bool,
 }
 
 impl Builder<'_> {
@@ -84,24 +90,37 @@ impl Builder<'_> {
         let clients = self.list(keys.clients.as_deref(), &path.key("clients"), hosts::range);
         let listen = Listen {
             proxy: keys.proxy.map_or(SocketAddr::from(([127, 0, 0, 1], 15300)), |Socket(proxy)| proxy),
+            transparent: keys.transparent.as_ref().and_then(Switch::on).map(|Socket(address)| *address),
             admin: keys.admin.map_or(SocketAddr::from(([127, 0, 0, 1], 15302)), |Socket(admin)| admin),
             clients,
         };
-        let proxy_path = path.key("proxy");
-        if !listen.proxy.ip().is_loopback() && listen.clients.is_empty() {
-            let message =
-                "not a loopback address, so anyone could use the proxy; name who may in `listen.clients`";
-            self.report.error(&proxy_path, message);
+        for (key, address) in [("proxy", Some(listen.proxy)), ("transparent", listen.transparent)] {
+            if address.is_some_and(|address| !address.ip().is_loopback()) && listen.clients.is_empty() {
+                let message =
+                    "not a loopback address, so anyone could use the proxy; name who may in `listen.clients`";
+                self.report.error(&path.key(key), message);
+            }
         }
         if !listen.admin.ip().is_loopback() {
             let message = "not a loopback address: whoever reaches it can read the policy and set breakers";
             self.report.warning(&path.key("admin"), message);
         }
-        if clash(listen.proxy, listen.admin) {
-            let path = self.report.setter(std::slice::from_ref(&path), &["admin", "proxy"]);
-            self.report.error(&path, format!("proxy and admin are both on port {}", listen.proxy.port()));
-        }
+        self.judge_ports(&listen, &path);
         listen
+    }
+
+    fn judge_ports(&self, listen: &Listen, path: &Path) {
+        let mut bound = vec![("proxy", listen.proxy), ("admin", listen.admin)];
+        bound.extend(listen.transparent.map(|address| ("transparent", address)));
+        for (nth, (later, address)) in bound.iter().enumerate() {
+            for (earlier, other) in &bound[..nth] {
+                if clash(*address, *other) {
+                    let path = self.report.setter(std::slice::from_ref(path), &[later, earlier]);
+                    let message = format!("{earlier} and {later} are both on port {}", address.port());
+                    self.report.error(&path, message);
+                }
+            }
+        }
     }
 
     fn limits(&self, keys: Option<&raw::Limits>) -> Limits {
@@ -115,12 +134,14 @@ impl Builder<'_> {
             target: bytes(keys.target, 16 << 10),
             header_timeout: self.positive(keys.header_timeout, 10, &path.key("header_timeout")),
             keep_alive: self.positive(keys.keep_alive, 120, &path.key("keep_alive")),
+            streams: keys.streams.unwrap_or(100),
             replay_total: bytes(keys.replay_total, 64 << 20),
             upstreams: keys.upstreams.unwrap_or(10_000),
         };
         let bounds = [
             ("connections", limits.connections, 1, 1_000_000),
             ("fields", limits.fields, 1, 10_000),
+            ("streams", limits.streams as usize, 1, 1_000_000),
             ("upstreams", limits.upstreams, 1, 1_000_000),
         ];
         for (key, value, least, most) in bounds {
@@ -173,10 +194,6 @@ impl Builder<'_> {
             self.report.error(&path, format!("quiet ({quiet}) is longer than max ({max})"));
         }
         drain
-    }
-
-    fn ca_file(&self, file: Option<&String>, section: &Path) -> Option<Arc<[u8]>> {
-        self.report.check(&section.key("ca_file"), self.sources.certificates(file?))
     }
 
     fn positive(&self, key: Option<Unit<Span>>, default_seconds: u64, path: &Path) -> Duration {

@@ -68,6 +68,7 @@ impl Builder<'_> {
             name: name.into(),
             index,
             origin: self.origin(keys.origin, endpoint.as_ref(), path),
+            intercept: keys.intercept.map_or(self.intercept, |flag| flag.0),
             hosts,
             endpoint,
             tls: self.upstream_tls(keys.tls.as_ref(), &path.key("tls")),
@@ -79,12 +80,13 @@ impl Builder<'_> {
 
     fn origin(&self, origin: Option<raw::Origin>, endpoint: Option<&Endpoint>, path: &Path) -> Origin {
         let origin = match origin {
-            None | Some(raw::Origin::Auto | raw::Origin::H2c) => Origin::Auto,
+            None | Some(raw::Origin::Auto) => Origin::Auto,
             Some(raw::Origin::Http) => Origin::Http,
             Some(raw::Origin::Https) => Origin::Https,
+            Some(raw::Origin::H2c) => Origin::H2c,
         };
         let contradicts = match (origin, endpoint) {
-            (Origin::Http, Some(endpoint)) => endpoint.is_https,
+            (Origin::Http | Origin::H2c, Some(endpoint)) => endpoint.is_https,
             (Origin::Https, Some(endpoint)) => !endpoint.is_https,
             (Origin::Auto, _) | (_, None) => false,
         };
@@ -102,6 +104,7 @@ impl Builder<'_> {
                 .server_name
                 .as_deref()
                 .and_then(|name| self.report.check(&path.key("server_name"), hosts::server_name(name))),
+            client: self.client_identity(keys, path),
         }
     }
 
