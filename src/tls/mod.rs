@@ -1,3 +1,8 @@
-//! TLS on the upstream side. rustls with ring, chosen explicitly: no provider of the process is consulted.
+//! TLS on both sides. rustls with ring, chosen explicitly: no provider of the process is consulted.
 
+pub mod ca;
 pub mod client;
+mod key;
+pub mod leaf;
+pub mod trust;
+mod truststore;
