@@ -34,11 +34,11 @@ pub fn publish(dir: &Path, ca_pem: &str, roots: &[CertificateDer<'_>]) -> io::Re
     let aliased = roots.iter().enumerate().map(|(number, root)| (format!("public-root-{number}"), root));
     let aliased =
         aliased.chain(ca.iter().enumerate().map(|(number, ca)| (format!("hedgerow-ca-{number}"), ca)));
-    let bundle = dir.join("bundle.pem");
-    replace(&dir.join("ca.pem"), ca_pem.as_bytes())?;
-    replace(&bundle, roots.iter().map(titled).chain([ca_pem.to_owned()]).collect::<String>().as_bytes())?;
-    replace(&dir.join("truststore.p12"), &pkcs12(aliased))?;
-    replace(&dir.join("wgetrc"), &wgetrc(&bundle)?)
+    let bundle: String = roots.iter().map(titled).chain([ca_pem.to_owned()]).collect();
+    replace(dir, "ca.pem", ca_pem.as_bytes())?;
+    replace(dir, "bundle.pem", bundle.as_bytes())?;
+    replace(dir, "truststore.p12", &pkcs12(aliased))?;
+    replace(dir, "wgetrc", &wgetrc(&dir.join("bundle.pem"))?)
 }
 
 fn make(dir: &Path) -> io::Result<()> {
@@ -62,10 +62,10 @@ fn titled(root: &CertificateDer<'_>) -> String {
     format!("# {subject}\n{}", to_pem(root))
 }
 
-/// Puts `content` in the place of `path`.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let new = path.with_added_extension("new");
-    write_new(&new, content).and_then(|()| fs::rename(&new, path)).map_err(|error| explained(path, &error))
+/// Puts `content` in the place of the file `name`.
+fn replace(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    let (new, path) = (dir.join(format!(".{name}.new")), dir.join(name));
+    write_new(&new, content).and_then(|()| fs::rename(&new, &path)).map_err(|error| explained(&path, &error))
 }
 
 fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
@@ -85,4 +85,87 @@ fn explained(path: &Path, error: &io::Error) -> io::Error {
         "cannot write {path}: {error}; tls.ca_dir must be a directory that hedgerow may write and agents may read"
     );
     io::Error::new(error.kind(), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::tls::ca::CertificateAuthority;
+    use crate::tls::client::public_roots;
+
+    fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
+        CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().unwrap()
+    }
+
+    fn names(dir: &Path) -> BTreeSet<String> {
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn each_file_holds_what_its_readers_need() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run/ca");
+        let (ca, roots) = (CertificateAuthority::generate().unwrap(), public_roots());
+        publish(&dir, ca.pem(), &roots).unwrap();
+
+        assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o755);
+        let files = ["bundle.pem", "ca.pem", "truststore.p12", "wgetrc"];
+        assert_eq!(names(&dir), files.map(String::from).into());
+        for file in files {
+            assert_eq!(fs::metadata(dir.join(file)).unwrap().permissions().mode() & 0o777, 0o444, "{file}");
+        }
+        assert_eq!(fs::read_to_string(dir.join("ca.pem")).unwrap(), ca.pem());
+        let bundle = fs::read(dir.join("bundle.pem")).unwrap();
+        assert!(bundle.is_ascii());
+        let all: Vec<_> = roots.into_iter().chain(certificates(ca.pem().as_bytes())).collect();
+        assert_eq!(certificates(&bundle), all);
+        let store = fs::read(dir.join("truststore.p12")).unwrap();
+        for certificate in &all {
+            assert!(store.windows(certificate.len()).any(|part| part == certificate.as_ref()));
+        }
+        let wgetrc = fs::read_to_string(dir.join("wgetrc")).unwrap();
+        assert_eq!(wgetrc, format!("ca_certificate = {}/bundle.pem\n", dir.display()));
+    }
+
+    #[test]
+    fn a_root_stands_under_its_subject() {
+        let ca = CertificateAuthority::generate().unwrap();
+        let root = certificates(ca.pem().as_bytes()).remove(0);
+        let titled = titled(&root);
+        let (title, pem) = titled.split_once('\n').unwrap();
+        assert!(title.starts_with("# CN=hedgerow CA "), "{title}");
+        assert_eq!(pem, ca.pem());
+    }
+
+    #[test]
+    fn a_restart_replaces_read_only_files_and_leftovers() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, new] = [(); 2].map(|()| CertificateAuthority::generate().unwrap());
+        publish(dir.path(), old.pem(), &[]).unwrap();
+        let before = names(dir.path());
+        let leftover = dir.path().join(".ca.pem.new");
+        fs::write(&leftover, "half a fi").unwrap();
+        fs::set_permissions(&leftover, Permissions::from_mode(0o444)).unwrap();
+        let reader = fs::File::open(dir.path().join("ca.pem")).unwrap();
+        publish(dir.path(), new.pem(), &[]).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("ca.pem")).unwrap(), new.pem());
+        assert_eq!(io::read_to_string(reader).unwrap(), old.pem());
+        assert_eq!(names(dir.path()), before);
+    }
+
+    #[test]
+    fn a_failure_names_the_file_and_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = publish(&file.join("ca"), "", &[]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot write {}/ca: ", file.display())), "{error}");
+        assert!(error.contains("tls.ca_dir must be a directory that hedgerow may write"), "{error}");
+
+        fs::create_dir(dir.path().join("bundle.pem")).unwrap();
+        let error = publish(dir.path(), "", &[]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot write {}/bundle.pem: ", dir.path().display())), "{error}");
+    }
 }

@@ -86,14 +86,11 @@ fn mac(writer: DERWriter<'_>, content: &[u8]) {
             writer.next().write_bytes(hmac::sign(&key, content).as_ref());
         });
         writer.next().write_bytes(&salt);
-        writer.next().write_u32(ITERATIONS);
     });
 }
 
-/// They slow a search for the password down, and this one is known.
-const ITERATIONS: u32 = 1;
-
-/// RFC 7292 appendix B.2 with SHA-256 for a key of one hash's length, where steps 6 B and C fall away.
+/// RFC 7292 appendix B.2 with SHA-256, for a key of one hash's length, where steps 6 B and C fall away. One
+/// iteration, the default that DER leaves out: more would slow down a search for a password that is known.
 fn mac_key(password: &str, salt: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
     /// The hash's block, `v` in bytes.
     const BLOCK: usize = 64;
@@ -104,13 +101,51 @@ fn mac_key(password: &str, salt: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
         part.iter().copied().cycle().take(part.len().next_multiple_of(BLOCK)).collect::<Vec<_>>()
     };
     let seed = [&MAC[..], &filled(salt), &filled(&password)].concat();
-    let mut hash = digest::digest(&SHA256, &seed);
-    for _ in 1..ITERATIONS {
-        hash = digest::digest(&SHA256, hash.as_ref());
-    }
+    let hash = digest::digest(&SHA256, &seed);
     hash.as_ref().try_into().expect("SHA-256 gives 32 bytes")
 }
 
 fn oid(numbers: &[u64]) -> ObjectIdentifier {
     ObjectIdentifier::from_slice(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::tls::ca::{self, CertificateAuthority};
+    use rustls::pki_types::pem::PemObject;
+
+    /// What `openssl pkcs12` with the password makes of `file`: its output, or its complaint.
+    fn openssl(file: &[u8], password: &str) -> Result<String, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store.p12");
+        std::fs::write(&path, file).unwrap();
+        let arguments = ["pkcs12", "-info", "-nokeys", "-passin", password, "-in"];
+        let output = Command::new("openssl").args(arguments).arg(path).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        if output.status.success() {
+            Ok(String::from_utf8(output.stdout).unwrap() + &stderr)
+        } else {
+            Err(stderr)
+        }
+    }
+
+    #[test]
+    fn openssl_reads_the_store_and_verifies_its_password() {
+        let pem = [CertificateAuthority::generate().unwrap(), CertificateAuthority::generate().unwrap()]
+            .map(|ca| ca.pem().to_owned());
+        let certificates = pem.clone().map(|pem| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap());
+        let store = pkcs12(["first".to_owned(), "second".to_owned()].into_iter().zip(&certificates));
+        let text = openssl(&store, "pass:changeit").unwrap();
+        for (alias, certificate) in ["first", "second"].into_iter().zip(&certificates) {
+            assert!(text.contains(&format!("friendlyName: {alias}\n")), "{text}");
+            assert!(text.contains(&ca::to_pem(certificate)), "{text}");
+        }
+        assert_eq!(text.matches("2.16.840.1.113894.746875.1.1: ").count(), 2, "{text}");
+        assert!(text.contains("MAC: sha256, Iteration 1\n"), "{text}");
+        let complaint = openssl(&store, "pass:another").unwrap_err();
+        assert!(complaint.contains("invalid password"), "{complaint}");
+    }
 }
