@@ -37,15 +37,27 @@ impl SystemRoots {
 }
 
 fn load() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(public_roots());
+    roots
+}
+
+/// The machine's root certificates, or the compiled-in ones where it has none that can be used. Blocks on
+/// files; `SSL_CERT_FILE` and `SSL_CERT_DIR` count.
+pub fn public_roots() -> Vec<CertificateDer<'static>> {
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
         tracing::debug!(%error, "a file with root certificates was passed over");
     }
-    let mut roots = RootCertStore::empty();
-    let (added, passed_over) = roots.add_parsable_certificates(found.certs);
-    if added == 0 {
-        tracing::info!(passed_over, "this machine has no root certificates: taking the compiled-in ones");
-        roots.add_parsable_certificates(webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter().cloned());
+    let all = found.certs.len();
+    let mut roots = found.certs;
+    roots.retain(|root| RootCertStore::empty().add(root.clone()).is_ok());
+    if roots.is_empty() {
+        tracing::info!(
+            passed_over = all,
+            "this machine has no root certificates: taking the compiled-in ones"
+        );
+        roots = webpki_root_certs::TLS_SERVER_ROOT_CERTS.to_vec();
     }
     roots
 }

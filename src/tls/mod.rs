@@ -1,4 +1,9 @@
-//! TLS on the upstream side. rustls with ring, chosen explicitly: no provider of the process is consulted.
+//! TLS on both sides. rustls with ring, chosen explicitly: no provider of the process is consulted.
 
+pub mod ca;
 pub mod client;
 pub mod interceptor;
+mod key;
+pub mod leaf;
+pub mod trust;
+mod truststore;
