@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -19,7 +20,12 @@ use crate::config::{self, Config, Problems};
 use crate::listen::accept::{self, Door};
 use crate::pipeline::Proxy;
 use crate::telemetry::log::AccessLog;
-use crate::telemetry::metrics::{Metrics, Reload};
+use crate::telemetry::metrics::{Listener, Metrics, Reload};
+use crate::tls::ca::CertificateAuthority;
+use crate::tls::client::public_roots;
+use crate::tls::interceptor::Interceptor;
+use crate::tls::leaf::Leaves;
+use crate::tls::trust;
 use crate::upstream::dial::Dialer;
 use crate::upstream::registry::Registry;
 
@@ -45,6 +51,9 @@ pub enum StartError {
         /// What the system says.
         source: io::Error,
     },
+    /// Clients could not trust the certificates that interception needs.
+    #[error("cannot intercept: {0}")]
+    Trust(String),
     /// No resolver or no log.
     #[error("cannot start: {0}")]
     Setup(String),
@@ -59,6 +68,8 @@ pub struct Running {
     pub proxy_address: SocketAddr,
     /// Where the admin port is.
     pub admin_address: SocketAddr,
+    /// Where redirected connections arrive, if anywhere.
+    pub transparent_address: Option<SocketAddr>,
 }
 
 /// Starts the proxy on the policy in `path`, which it follows from then on, or on the embedded one.
@@ -89,28 +100,75 @@ async fn serve(
     let metrics = reloads.metrics.clone();
     let config = policy.load_full();
 
+    // Before the ports open: an agent that finds the proxy finds the certificates as well.
+    let interceptor = interceptor(&config)?;
     let proxy_port = bind("proxy", config.listen.proxy).await?;
     let admin_port = bind("admin", config.listen.admin).await?;
     let (proxy_address, admin_address) = (address(&proxy_port)?, address(&admin_port)?);
+    let transparent_port = match config.listen.transparent {
+        Some(wanted) => Some(bind("transparent", wanted).await?),
+        None => None,
+    };
+    let transparent_address = transparent_port.as_ref().map(address).transpose()?;
 
     metrics.set_config(&config.hash);
-    let dialer = Dialer::new(&config.dns, vec![proxy_address.port(), admin_address.port()]).map_err(setup)?;
+    let ports = [Some(proxy_address), Some(admin_address), transparent_address].into_iter().flatten();
+    let dialer = Dialer::new(&config.dns, ports.map(|address| address.port()).collect()).map_err(setup)?;
     let log = AccessLog::new(io::stdout(), metrics.access_log_dropped()).map_err(setup)?;
     let registry = Registry::new(dialer, metrics.clone());
-    let proxy = Arc::new(Proxy::new(policy, registry, metrics, log));
+    let proxy = Arc::new(Proxy::new(policy, registry, interceptor, metrics, log));
     // A version that came before this is in force already: the snapshot above has it.
     let _ = reloads.proxy.set(Arc::downgrade(&proxy));
 
     let places = Arc::new(Semaphore::new(config.limits.connections));
-    let door = Door { listener: proxy_port, clients: config.listen.clients.clone(), places };
+    let door = |listener, kind| Door {
+        listener,
+        kind,
+        clients: config.listen.clients.clone(),
+        places: places.clone(),
+    };
     let view = admin::View { proxy: proxy.clone(), started: SystemTime::now(), watch: watch.clone() };
-    let tasks = vec![
-        tokio::spawn(accept::run(door, proxy.clone())),
+    let mut tasks = vec![
+        tokio::spawn(accept::run(door(proxy_port, Listener::Proxy), proxy.clone())),
         tokio::spawn(admin::run(admin_port, view)),
         tokio::spawn(sweep(proxy.clone())),
     ];
+    if let Some(port) = transparent_port {
+        tasks.push(tokio::spawn(accept::run(door(port, Listener::Transparent), proxy.clone())));
+    }
     tracing::info!(proxy = %proxy_address, admin = %admin_address, "hedgerow listens");
-    Ok(Running { proxy, watch, tasks, proxy_address, admin_address })
+    Ok(Running { proxy, watch, tasks, proxy_address, admin_address, transparent_address })
+}
+
+/// The process's CA, and what agents need in order to trust it. Without a place for that there is none.
+fn interceptor(config: &Config) -> Result<Option<Interceptor>, StartError> {
+    let tls = &config.tls;
+    if tls.ca_dir.is_none() && tls.own_ca.is_none() {
+        return Ok(None);
+    }
+    // The key is in memory alone, so memory must not end in a core file.
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "core dumps cannot be turned off; one would hold the key of the CA");
+    }
+    let ca = match &tls.own_ca {
+        Some(own) => CertificateAuthority::from_pem(&own.cert_pem, own.key_pem.as_bytes()),
+        None => CertificateAuthority::generate(),
+    };
+    let leaves = ca.and_then(Leaves::new).map_err(|error| trust(error.cause().unwrap_or(error.word())))?;
+    if let Some(dir) = &tls.ca_dir
+        && let Err(error) = trust::publish(dir, leaves.ca_pem(), &public_roots())
+    {
+        if config.policies().any(|policy| policy.intercept) {
+            return Err(trust(error));
+        }
+        tracing::warn!(%error, "tls.ca_dir cannot be written, so nothing can be intercepted");
+        return Ok(None);
+    }
+    Ok(Some(Interceptor::new(leaves)))
+}
+
+fn trust(error: impl std::fmt::Display) -> StartError {
+    StartError::Trust(error.to_string())
 }
 
 /// What a reload is told to.

@@ -11,8 +11,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
 
-use super::connection;
-use super::downstream::ClientSocket;
+use super::connection::{self, Inbound, Way};
+use super::socket::ClientSocket;
+use super::transparent;
 use crate::pipeline::Proxy;
 use crate::telemetry::metrics::Listener;
 
@@ -26,6 +27,8 @@ const MESSAGE_EVERY: Duration = Duration::from_secs(1);
 pub struct Door {
     /// The port.
     pub listener: TcpListener,
+    /// What comes there.
+    pub kind: Listener,
     /// Who may connect beside loopback.
     pub clients: Vec<IpNet>,
     /// A place for each connection at once. With none free, clients wait in the kernel's backlog:
@@ -67,8 +70,8 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         tracing::debug!(%peer, "connection from outside listen.clients closed");
         return;
     }
-    let own_sockets = proxy.registry().dialer().own_sockets();
-    if original_destination(&stream).is_some_and(|meant| own_sockets.holds(peer, meant)) {
+    let meant = original_destination(&stream);
+    if meant.is_some_and(|meant| proxy.registry().dialer().own_sockets().holds(peer, meant)) {
         tracing::error!(%peer, "loop: a connection of our own was redirected back to us; closed");
         return;
     }
@@ -76,10 +79,23 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         tracing::debug!(%error, "client left before its connection was served");
         return;
     }
+    let kind = door.kind;
+    let redirected = match (kind, meant) {
+        (Listener::Transparent, Some(to)) if !proxy.registry().dialer().is_own(to) => Some(to),
+        (Listener::Transparent, _) => {
+            tracing::warn!(%peer, "a connection to the transparent port that was not redirected; closed");
+            return;
+        }
+        (Listener::Proxy | Listener::Admin, _) => None,
+    };
     let proxy = proxy.clone();
     tokio::spawn(async move {
-        let held = (place, proxy.metrics().connection(Listener::Proxy));
-        connection::serve(ClientSocket::new(stream), proxy, None).await;
+        let held = (place, proxy.metrics().connection(kind));
+        let client = ClientSocket::from(stream);
+        match redirected {
+            Some(to) => transparent::serve(client, to, proxy).await,
+            None => connection::serve(client, Inbound { proxy, way: Way::Proxy }).await,
+        }
         drop(held);
     });
 }
@@ -88,9 +104,10 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
 /// where the kernel tracks no connections, so that there is no such rule.
 fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
-    let meant = match stream.local_addr().ok()? {
-        SocketAddr::V4(_) => socket.original_dst_v4(),
-        SocketAddr::V6(_) => socket.original_dst_v6(),
+    // A port that is open to both families shows IPv4 clients in mapped form.
+    let meant = match stream.local_addr().ok()?.ip().to_canonical() {
+        IpAddr::V4(_) => socket.original_dst_v4(),
+        IpAddr::V6(_) => socket.original_dst_v6(),
     };
     meant.ok()?.as_socket()
 }

@@ -54,7 +54,9 @@ pub async fn open(
     asked: Asked<'_>,
     ledger: Ledger,
 ) -> Result<Takeover, Answer> {
-    if let Some(lane) = lane(proxy.registry(), &config, &asked).ok().filter(|lane| intercept::applies(proxy, lane)) {
+    if let Some(lane) =
+        lane(proxy.registry(), &config, &asked).ok().filter(|lane| intercept::applies(proxy, lane))
+    {
         ledger.void();
         let Asked { authority, pinned, arrival, .. } = asked;
         return Ok(Takeover::Intercept(Box::new(Inside { authority, pinned, lane, config, arrival })));
@@ -64,9 +66,8 @@ pub async fn open(
 
 /// What the tunnel meets.
 fn lane(registry: &Registry, config: &Arc<Config>, asked: &Asked<'_>) -> Result<Lane, Error> {
-    let upstream = registry
-        .by_authority(config, asked.authority.key(), Scheme::Https)
-        .map_err(Error::InvalidRequest)?;
+    let upstream =
+        registry.by_authority(config, asked.authority.key(), Scheme::Https).map_err(Error::InvalidRequest)?;
     registry.touch(&upstream, asked.arrival.now);
     Ok(Lane::find(registry, config, upstream, &Method::CONNECT, ""))
 }

@@ -1,6 +1,9 @@
 //! A client's connection: what its requests have in common, and which version of HTTP it speaks.
 
+use std::future::Future;
+use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use http::Response;
@@ -48,7 +51,9 @@ impl Way {
     pub fn leads_to(&self) -> Option<&str> {
         match self {
             Self::Proxy => None,
-            Self::Tunnel(to) | Self::Intercepted { authority: to, .. } | Self::Redirected(to) => Some(to.key()),
+            Self::Tunnel(to) | Self::Intercepted { authority: to, .. } | Self::Redirected(to) => {
+                Some(to.key())
+            }
         }
     }
 
@@ -81,12 +86,12 @@ pub enum Takeover {
 }
 
 impl Takeover {
-    /// Runs it to its end.
-    pub async fn run(self, client: ClientSocket, proxy: &Arc<Proxy>) {
+    /// Runs it to its end. Boxed by hand: serving requests leads here, and this to serving requests.
+    pub fn run(self, client: ClientSocket, proxy: Arc<Proxy>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         match self {
-            Self::Upgraded(upgraded) => Box::pin(tunnel::upgraded(client, *upgraded)).await,
-            Self::Tunnel(opened) => tunnel::opened(client, *opened, proxy.clone()).await,
-            Self::Intercept(inside) => intercept::listen_first(client, *inside, proxy.clone()).await,
+            Self::Upgraded(upgraded) => Box::pin(tunnel::upgraded(client, *upgraded)),
+            Self::Tunnel(opened) => Box::pin(tunnel::opened(client, *opened, proxy)),
+            Self::Intercept(inside) => Box::pin(intercept::listen_first(client, *inside, proxy)),
         }
     }
 }
@@ -106,15 +111,19 @@ pub async fn serve(mut client: ClientSocket, inbound: Inbound) {
     }
 }
 
-async fn is_http2(client: &mut ClientSocket) -> std::io::Result<bool> {
+async fn is_http2(client: &mut ClientSocket) -> io::Result<bool> {
     let mut space = [0; PREFACE.len()];
-    let mut first = client.peek(&mut space).await?;
-    // Whole or not, it is settled as soon as it differs.
-    while PREFACE.starts_with(first) && first.len() < PREFACE.len() && !first.is_empty() {
-        match client.hear().await? {
-            Some(more) => first = more,
-            None => break,
+    let mut verdict = speaks_http2(client.peek(&mut space).await?);
+    loop {
+        match verdict {
+            Some(verdict) => return Ok(verdict),
+            None => verdict = client.hear().await?.map_or(Some(false), speaks_http2),
         }
     }
-    Ok(first.starts_with(PREFACE))
+}
+
+/// What the first bytes say, as soon as they do.
+fn speaks_http2(first: &[u8]) -> Option<bool> {
+    let is_undecided = !first.is_empty() && first.len() < PREFACE.len() && PREFACE.starts_with(first);
+    (!is_undecided).then(|| first.starts_with(PREFACE))
 }

@@ -62,8 +62,7 @@ struct Exchanges {
 /// Serves one client connection, which came into being at `since`, to its end.
 pub async fn serve(socket: ClientSocket, inbound: Inbound, since: Instant) {
     let limits = inbound.proxy.snapshot().limits.clone();
-    let exchanges =
-        Arc::new(Exchanges { inbound, shared: Shared::since(since), takeover: Mutex::default() });
+    let exchanges = Arc::new(Exchanges { inbound, shared: Shared::since(since), takeover: Mutex::default() });
     let proxy = &exchanges.inbound.proxy;
     let mut socket = socket;
     loop {
@@ -85,7 +84,7 @@ pub async fn serve(socket: ClientSocket, inbound: Inbound, since: Instant) {
     }
     let takeover = exchanges.takeover.lock().take();
     if let Some(takeover) = takeover {
-        takeover.run(socket, proxy).await;
+        takeover.run(socket, proxy.clone()).await;
     }
 }
 

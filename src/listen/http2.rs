@@ -179,7 +179,8 @@ fn normalise(head: &mut request::Parts) {
 fn websocket_key() -> HeaderValue {
     let alphabet = |_| fastrand::alphanumeric();
     // The last digit holds two bits.
-    let key: String = (0..21).map(alphabet).chain(fastrand::choice(['A', 'Q', 'g', 'w'])).chain("==".chars()).collect();
+    let key: String =
+        (0..21).map(alphabet).chain(fastrand::choice(['A', 'Q', 'g', 'w'])).chain("==".chars()).collect();
     HeaderValue::try_from(key).unwrap_or(HeaderValue::from_static("AAAAAAAAAAAAAAAAAAAAAA=="))
 }
 
@@ -253,7 +254,7 @@ impl Responder {
         parts.headers.remove(&SEC_WEBSOCKET_ACCEPT);
         let sent = self.0.lock().send_response(head(parts), false);
         if let Ok(outgoing) = sent {
-            next.run(Http2Stream::new(incoming, outgoing).into(), proxy).await;
+            next.run(Http2Stream::new(incoming, outgoing).into(), proxy.clone()).await;
         }
     }
 }

@@ -17,8 +17,17 @@ pub enum Sniff {
 }
 
 /// Methods, and the preface of HTTP/2 (RFC 9113 section 3.4).
-const BEGINNINGS: [&[u8]; 9] =
-    [b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"PRI * HTTP/2.0\r\n"];
+const BEGINNINGS: [&[u8]; 9] = [
+    b"GET ",
+    b"HEAD ",
+    b"POST ",
+    b"PUT ",
+    b"DELETE ",
+    b"OPTIONS ",
+    b"PATCH ",
+    b"TRACE ",
+    b"PRI * HTTP/2.0\r\n",
+];
 /// A TLS record that holds a handshake, of any version since 3.0 (RFC 8446 section 5.1).
 const HANDSHAKE_RECORD: [u8; 2] = [0x16, 0x03];
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use h2::{Reason, RecvStream, SendStream};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
@@ -90,8 +91,11 @@ impl ClientSocket {
         if read == 0 {
             return Ok(None);
         }
-        self.ahead =
-            if self.ahead.is_empty() { heard.freeze() } else { [&self.ahead[..], &heard[..]].concat().into() };
+        self.ahead = if self.ahead.is_empty() {
+            heard.freeze()
+        } else {
+            [&self.ahead[..], &heard[..]].concat().into()
+        };
         Ok(Some(&self.ahead))
     }
 
@@ -104,7 +108,7 @@ impl ClientSocket {
     pub fn reset_on_close(&mut self) {
         match &mut self.stream {
             // Without it the close is an ordinary one: nothing better can be done.
-            Stream::Tcp(stream) => drop(socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO))),
+            Stream::Tcp(stream) => drop(SockRef::from(&*stream).set_linger(Some(Duration::ZERO))),
             Stream::Tls(stream) => stream.get_mut().0.reset_on_close(),
             Stream::Http2(stream) => stream.outgoing.send_reset(Reason::INTERNAL_ERROR),
         }

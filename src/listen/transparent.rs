@@ -53,7 +53,7 @@ pub async fn serve(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) 
         Ok(Takeover::Intercept(inside)) if !client.ahead().is_empty() => {
             super::intercept::terminate(client, *inside, proxy).await;
         }
-        Ok(next) => next.run(client, &proxy).await,
+        Ok(next) => next.run(client, proxy).await,
         // There is nobody to tell: the client believes it has its server.
         Err(_) => client.reset_on_close(),
     }

@@ -4,7 +4,6 @@
 //! all its policies. A client that says nothing for a second, or an upstream that speaks first, gets
 //! the plain tunnel.
 
-use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -48,40 +47,32 @@ pub struct Opened {
 }
 
 /// Runs what a CONNECT has opened: a tunnel, or requests that can be read.
-pub fn opened(
-    client: ClientSocket,
-    opened: Opened,
-    proxy: Arc<Proxy>,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    // Boxed by hand: serving requests can lead here, and this leads to serving requests.
-    Box::pin(async move {
-        let Opened { socket, authority, pinned, held } = opened;
-        let mut client = client;
-        let Ok(heard) = listen_in(&mut client, &socket).await else { return };
-        match heard {
-            Sniff::Http => {
-                // Its requests pass the guards one by one, and the first finds this connection idle.
-                let lane = held.lane.clone();
-                drop(held.permit);
-                held.ledger.void();
-                let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
-                lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
-                connection::serve(client, Inbound { proxy, way: Way::Tunnel(authority) }).await;
-            }
-            Sniff::Tls if intercept::applies(&proxy, &held.lane) => {
-                held.ledger.void();
-                let config = held.lane.config().clone();
-                let lane = held.lane.clone();
-                drop(socket);
-                let inside = Inside { authority, pinned, lane, config, arrival: Arrival::now() };
-                intercept::terminate(client, inside, proxy).await;
-            }
-            Sniff::Tls if !may_pass(&mut client, &authority, &held).await => {
-                tracing::warn!(%authority, "a tunnel's TLS names another host under an allow-list; closed");
-            }
-            _ => copy(client, socket, Bytes::new(), held).await,
+pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>) {
+    let Opened { socket, authority, pinned, held } = opened;
+    let Ok(heard) = listen_in(&mut client, &socket).await else { return };
+    match heard {
+        Sniff::Http => {
+            // Its requests pass the guards one by one, and the first finds this connection idle.
+            let lane = held.lane.clone();
+            drop(held.permit);
+            held.ledger.void();
+            let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
+            lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
+            connection::serve(client, Inbound { proxy, way: Way::Tunnel(authority) }).await;
         }
-    })
+        Sniff::Tls if intercept::applies(&proxy, &held.lane) => {
+            held.ledger.void();
+            let config = held.lane.config().clone();
+            let lane = held.lane.clone();
+            drop(socket);
+            let inside = Inside { authority, pinned, lane, config, arrival: Arrival::now() };
+            intercept::terminate(client, inside, proxy).await;
+        }
+        Sniff::Tls if !may_pass(&mut client, &authority, &held).await => {
+            tracing::warn!(%authority, "a tunnel's TLS names another host under an allow-list; closed");
+        }
+        _ => copy(client, socket, Bytes::new(), held).await,
+    }
 }
 
 /// Under an allow-list, a tunnel to an allowed name must not become one to another host behind the same

@@ -111,16 +111,8 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
     ledger.answers(parts.status, hedge, now);
     let stall = lane.stages().stream_idle;
     let body_end = end.as_ref().map(|deadline| deadline.at);
-    let mut streaming = Streaming {
-        exchange: Some(exchange),
-        judge,
-        permit,
-        lane,
-        ledger,
-        end,
-        moved: now,
-        timer: None,
-    };
+    let mut streaming =
+        Streaming { exchange: Some(exchange), judge, permit, lane, ledger, end, moved: now, timer: None };
     let body = if streaming.is_end_stream() {
         streaming.complete();
         AnswerBody::empty()

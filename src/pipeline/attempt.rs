@@ -182,7 +182,9 @@ async fn connection(
         }
         loop {
             match lane.upstream.pool.shared.claim(wanted, now).await {
-                Claim::Slot(slot) if is_allowed(slot.shared().origin()) => return Ok(Connection::Http2(slot)),
+                Claim::Slot(slot) if is_allowed(slot.shared().origin()) => {
+                    return Ok(Connection::Http2(slot));
+                }
                 Claim::Slot(slot) => slot.shared().retire(),
                 Claim::Dial(dialing) => return dial(this, lane, speech, wanted, Some(dialing)).await,
             }
@@ -209,8 +211,7 @@ async fn dial(
         avoid: wanted.avoid,
     };
     let socket = this.proxy.registry().dialer().socket(to, &this.call.progress).await?;
-    let origin =
-        Origin { peer: socket.peer(), tls: wanted.tls.cloned(), is_pinned: wanted.pinned.is_some() };
+    let origin = Origin { peer: socket.peer(), tls: wanted.tls.cloned(), is_pinned: wanted.pinned.is_some() };
     let Some(dialing) = dialing else {
         return Idle::new(socket, origin).prepare(false).await.map(Connection::Http1);
     };

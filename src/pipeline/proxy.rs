@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::respond::headers;
 use crate::telemetry::log::AccessLog;
 use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
+use crate::tls::interceptor::Interceptor;
 use crate::upstream::registry::Registry;
 use crate::wire::replay::ReplayAllowance;
 
@@ -24,6 +25,7 @@ use crate::wire::replay::ReplayAllowance;
 pub struct Proxy {
     policy: Arc<ArcSwap<Config>>,
     registry: Registry,
+    interceptor: Option<Interceptor>,
     replay: Arc<ReplayAllowance>,
     metrics: Arc<Metrics>,
     default_metrics: Arc<UpstreamMetrics>,
@@ -44,6 +46,7 @@ impl Proxy {
     pub fn new(
         policy: Arc<ArcSwap<Config>>,
         registry: Registry,
+        interceptor: Option<Interceptor>,
         metrics: Arc<Metrics>,
         log: AccessLog,
     ) -> Self {
@@ -52,6 +55,7 @@ impl Proxy {
         Self {
             policy,
             registry,
+            interceptor,
             replay: ReplayAllowance::new(),
             default_metrics: metrics.upstream(&"default".into()),
             metrics,
@@ -85,6 +89,11 @@ impl Proxy {
     /// The upstreams.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// What ends the TLS of clients; `None` when the process has no CA that they could trust.
+    pub fn interceptor(&self) -> Option<&Interceptor> {
+        self.interceptor.as_ref()
     }
 
     /// What request bodies may hold for replay.

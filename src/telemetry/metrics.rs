@@ -35,18 +35,20 @@ const BULKHEAD_IN_FLIGHT: &str = "hedgerow_bulkhead_in_flight";
 const BULKHEAD_QUEUED: &str = "hedgerow_bulkhead_queued";
 const BULKHEAD_REJECTED: &str = "hedgerow_bulkhead_rejected_total";
 const DEADLINE_EXCEEDED: &str = "hedgerow_deadline_exceeded_total";
+const INTERCEPT_DECLINED: &str = "hedgerow_intercept_declined_total";
 const CONFIG_RELOADS: &str = "hedgerow_config_reloads_total";
 const CONFIG_INFO: &str = "hedgerow_config_info";
 const CONNECTIONS_OPEN: &str = "hedgerow_connections_open";
 const ACCESS_LOG_DROPPED: &str = "hedgerow_access_log_dropped_total";
 
-const COUNTERS: [(&str, &str); 8] = [
+const COUNTERS: [(&str, &str); 9] = [
     (REQUESTS, "Requests by status and by how they ended."),
     (ATTEMPTS, "Attempts at an upstream by kind and result."),
     (HEDGES, "Hedges by outcome; the suppressed ones were due and not sent."),
     (BREAKER_TRANSITIONS, "Changes of a breaker's state by the state that it came to."),
     (BULKHEAD_REJECTED, "Attempts refused for want of a permit and of a place in the queue."),
     (DEADLINE_EXCEEDED, "Deadlines that struck, by what was being waited for."),
+    (INTERCEPT_DECLINED, "TLS handshakes in which a client refused the pod's certificate."),
     (CONFIG_RELOADS, "Reloads of the policy file by result."),
     (ACCESS_LOG_DROPPED, "Lines that the access log lost because nobody took them in time."),
 ];
@@ -192,6 +194,8 @@ words! {
     Listener {
         /// Where agents connect.
         Proxy => "proxy",
+        /// Where a redirect rule sends connections.
+        Transparent => "transparent",
         /// Health, metrics, status.
         Admin => "admin",
     }
@@ -384,6 +388,7 @@ pub struct UpstreamMetrics {
     in_flight: Gauge,
     queued: Gauge,
     rejected: Counter,
+    declined: Counter,
     deadlines: Vec<Counter>,
 }
 
@@ -403,6 +408,7 @@ impl UpstreamMetrics {
             in_flight: r.gauge(BULKHEAD_IN_FLIGHT, &upstream),
             queued: r.gauge(BULKHEAD_QUEUED, &upstream),
             rejected: r.counter(BULKHEAD_REJECTED, &upstream),
+            declined: r.counter(INTERCEPT_DECLINED, &upstream),
             deadlines: each(&Stage::ALL, |it| r.counter(DEADLINE_EXCEEDED, &with("stage", it.word()))),
             name: name.clone(),
             registry,
@@ -457,6 +463,11 @@ impl UpstreamMetrics {
     /// An attempt got neither a permit nor a place in the queue.
     pub fn bulkhead_rejected(&self) {
         self.rejected.increment(1);
+    }
+
+    /// A client does not trust the certificate that it was shown.
+    pub fn intercept_declined(&self) {
+        self.declined.increment(1);
     }
 
     /// A deadline struck.
@@ -523,6 +534,7 @@ mod tests {
         quotes.hedge_delay(Duration::from_millis(20));
         quotes.breaker_transition(BreakerState::HalfOpen);
         quotes.bulkhead_rejected();
+        quotes.intercept_declined();
         quotes.deadline_exceeded(Stage::Queue);
         quotes.set_breakers([2, 1, 0]);
         quotes.set_bulkhead(7, 3);
@@ -573,6 +585,7 @@ mod tests {
             r#"hedgerow_bulkhead_in_flight{upstream="quotes"} 7"#,
             r#"hedgerow_bulkhead_queued{upstream="quotes"} 3"#,
             r#"hedgerow_bulkhead_rejected_total{upstream="quotes"} 1"#,
+            r#"hedgerow_intercept_declined_total{upstream="quotes"} 1"#,
             r#"hedgerow_deadline_exceeded_total{upstream="quotes",stage="queue"} 1"#,
             r#"hedgerow_config_reloads_total{result="applied"} 1"#,
             r#"hedgerow_config_reloads_total{result="rejected"} 0"#,

@@ -10,16 +10,17 @@
 
 use std::sync::{Arc, OnceLock};
 
-use rustls::client::Resumption;
+use rustls::client::{Resumption, WantsClientCert};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{CertificateError, ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{CertificateError, ClientConfig, ConfigBuilder, RootCertStore};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::config::ClientIdentity;
 use crate::error::{Cause, Error};
 
 /// Sessions remembered for resumption, per policy. One is a few kilobytes at most.
@@ -68,6 +69,7 @@ pub struct ClientTls {
     system: Arc<SystemRoots>,
     ca_pems: Vec<Arc<[u8]>>,
     server_name: Option<String>,
+    identity: Option<ClientIdentity>,
     connector: OnceCell<Connector>,
 }
 
@@ -95,14 +97,16 @@ impl std::fmt::Debug for Connector {
 
 impl ClientTls {
     /// A client that trusts `system` and the certificates in `ca_pems`, and that verifies, and sends as
-    /// SNI, `server_name` instead of the host where that is given. Reads nothing yet.
+    /// SNI, `server_name` instead of the host where that is given. To an upstream that asks who it is it
+    /// shows `identity`. Reads nothing yet.
     pub fn new(
         system: Arc<SystemRoots>,
         ca_pems: impl IntoIterator<Item = Arc<[u8]>>,
         server_name: Option<String>,
+        identity: Option<ClientIdentity>,
     ) -> Self {
         let ca_pems = ca_pems.into_iter().collect();
-        Self { system, ca_pems, server_name, connector: OnceCell::new() }
+        Self { system, ca_pems, server_name, identity, connector: OnceCell::new() }
     }
 
     /// Speaks TLS on `tcp` with `host`: a name or address in normal form, IPv6 with or without brackets.
@@ -126,29 +130,50 @@ impl ClientTls {
     }
 
     async fn build(&self) -> Result<Connector, Error> {
-        let (system, ca_pems) = (self.system.clone(), self.ca_pems.clone());
+        let (system, ca_pems, identity) = (self.system.clone(), self.ca_pems.clone(), self.identity.clone());
         // Files are read and hundreds of certificates parsed: not on a worker.
-        tokio::task::spawn_blocking(move || connector(&system, &ca_pems))
+        tokio::task::spawn_blocking(move || connector(&system, &ca_pems, identity.as_ref()))
             .await
             .map_err(|error| Error::Internal(Cause::chain(&error)))?
     }
 }
 
-fn connector(system: &SystemRoots, ca_pems: &[Arc<[u8]>]) -> Result<Connector, Error> {
+fn connector(
+    system: &SystemRoots,
+    ca_pems: &[Arc<[u8]>],
+    identity: Option<&ClientIdentity>,
+) -> Result<Connector, Error> {
     let mut roots = system.get();
     for pem in ca_pems {
         add_pem(Arc::make_mut(&mut roots), pem)?;
     }
-    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::Internal(Cause::chain(&error)))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let mut config = match identity {
+        None => builder.with_no_client_auth(),
+        Some(identity) => with_identity(builder, identity)?,
+    };
     config.resumption = Resumption::in_memory_sessions(SESSIONS);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let http1 = TlsConnector::from(Arc::new(config.clone()));
     config.alpn_protocols.insert(0, b"h2".to_vec());
     Ok(Connector { http1, both: TlsConnector::from(Arc::new(config)) })
+}
+
+fn with_identity(
+    builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    identity: &ClientIdentity,
+) -> Result<ClientConfig, Error> {
+    let unusable =
+        |reason: String| Error::TlsFailed(format!("the client certificate is unusable: {reason}").into());
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&identity.cert_pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| unusable(error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes())
+        .map_err(|error| unusable(error.to_string()))?;
+    builder.with_client_auth_cert(chain, key).map_err(|error| unusable(error.to_string()))
 }
 
 fn add_pem(roots: &mut RootCertStore, pem: &[u8]) -> Result<(), Error> {
@@ -197,7 +222,6 @@ mod tests {
     use std::net::SocketAddr;
 
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
-    use rustls::pki_types::PrivateKeyDer;
     use rustls::{HandshakeKind, ProtocolVersion, ServerConfig, SupportedProtocolVersion};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -273,7 +297,7 @@ mod tests {
     }
 
     fn client(ca: &Ca) -> ClientTls {
-        ClientTls::new(Arc::new(SystemRoots::default()), [ca.pem()], None)
+        ClientTls::new(Arc::new(SystemRoots::default()), [ca.pem()], None, None)
     }
 
     async fn handshake(
@@ -333,7 +357,7 @@ mod tests {
         let ca = Ca::new();
         let address = serve(ca.config(&["internal.example"], |_| {})).await;
         let system = Arc::new(SystemRoots::default());
-        let client = ClientTls::new(system, [ca.pem()], Some("internal.example".into()));
+        let client = ClientTls::new(system, [ca.pem()], Some("internal.example".into()), None);
         let stream = handshake(&client, address, "public.example").await.unwrap();
         assert_eq!(text(stream).await, "hi internal.example");
     }
@@ -406,7 +430,7 @@ mod tests {
         let ca = Ca::new();
         let address = serve(ca.config(&["tool.example"], |_| {})).await;
         let pem = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        let client = ClientTls::new(Arc::new(SystemRoots::default()), [Arc::from(&pem[..])], None);
+        let client = ClientTls::new(Arc::new(SystemRoots::default()), [Arc::from(&pem[..])], None, None);
         let Error::TlsFailed(cause) = handshake(&client, address, "tool.example").await.unwrap_err() else {
             panic!("another error")
         };

@@ -21,14 +21,13 @@ const MAX_STEPPED_DOWN: u64 = 10_000;
 /// The leaves of the process, and who does not want them.
 pub struct Interceptor {
     leaves: Leaves,
-    stepped_down: Cache<Box<str>, ()>,
+    stepped_down: Cache<String, ()>,
 }
 
 impl Interceptor {
     /// An interceptor whose certificates are `leaves`.
     pub fn new(leaves: Leaves) -> Self {
-        let stepped_down =
-            Cache::builder().max_capacity(MAX_STEPPED_DOWN).time_to_live(STEP_DOWN).build();
+        let stepped_down = Cache::builder().max_capacity(MAX_STEPPED_DOWN).time_to_live(STEP_DOWN).build();
         Self { leaves, stepped_down }
     }
 

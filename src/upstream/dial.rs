@@ -127,7 +127,9 @@ impl Dialer {
         let mark = self.own_sockets.mark(&stream);
         match to.tls {
             None => Ok(Socket::plain(stream, peer, mark)),
-            Some(tls) => Ok(Socket::tls(tls.handshake(stream, to.authority.host(), to.offer).await?, peer, mark)),
+            Some(tls) => {
+                Ok(Socket::tls(tls.handshake(stream, to.authority.host(), to.offer).await?, peer, mark))
+            }
         }
     }
 

@@ -365,4 +365,3 @@ fn classify(error: &h2::Error) -> Error {
     // What the library complains about by itself is what the peer did wrong.
     if error.is_library() { Error::UpstreamInvalid(cause) } else { Error::UpstreamReset(cause) }
 }
-

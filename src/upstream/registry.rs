@@ -192,6 +192,7 @@ impl Registry {
                         self.roots.clone(),
                         [&key.ca_pem, &key.upstream.ca_pem].into_iter().flatten().cloned(),
                         key.upstream.server_name.clone(),
+                        key.upstream.client.clone(),
                     ));
                     clients.push((key, client.clone()));
                     client

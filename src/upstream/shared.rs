@@ -43,13 +43,8 @@ struct State {
 
 impl Default for SharedPool {
     fn default() -> Self {
-        let state = State {
-            connections: Vec::new(),
-            dialing: 0,
-            waiting: 0,
-            failures: 0,
-            streams: EXPECTED_STREAMS,
-        };
+        let state =
+            State { connections: Vec::new(), dialing: 0, waiting: 0, failures: 0, streams: EXPECTED_STREAMS };
         Self { state: Mutex::new(state), changed: Arc::default(), speaks_http2: AtomicBool::new(false) }
     }
 }

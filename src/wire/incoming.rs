@@ -109,7 +109,9 @@ impl BodyError {
         match self {
             Self::Http1(error) => std::error::Error::source(error)
                 .and_then(|source| source.downcast_ref::<Error>())
-                .is_some_and(|error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData)),
+                .is_some_and(|error| {
+                    matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData)
+                }),
             Self::Http2(error) => error.is_library(),
         }
     }
