@@ -3,15 +3,14 @@
 //! All leaves share one key, made at start: making one costs as much as signing, and whoever reads one
 //! key of this process reads them all. They live a day and are minted anew at half of it, so that a
 //! connection that was just accepted has hours left. The cache is bounded, and threads that ask for one
-//! host at the same time mint once; the others wait the fraction of a millisecond that this takes.
+//! host at the same time mint once; the others wait the fraction of a millisecond that this takes. Each leaf
+//! names its host exactly: a wildcard would stand for hosts of another policy too.
 //!
 //! Validity goes by the wall clock, since it is the clients' measure: an entry's age in the cache would
 //! not see a clock that was set, or a machine that slept.
 //!
 //! Tickets are good at the host that gave them and while its leaf lives. One ticket key for all hosts
 //! would rest on rustls comparing SNI, and a client that dials an address sends none.
-//!
-//! Each names its host exactly: a wildcard would let one leaf stand for hosts of another policy.
 
 use std::fmt;
 use std::net::IpAddr;

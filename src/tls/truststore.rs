@@ -1,10 +1,10 @@
 //! A PKCS#12 file of trusted certificates, as Java reads it (RFC 7292).
 //!
-//! Java trusts a certificate bag only when it bears Oracle's attribute `trustedKeyUsage`; `openssl pkcs12`
-//! cannot write it, and an ordinary file opens as an empty store. The bags are not encrypted: they are
-//! public, so only the integrity check needs the password, and each Java since 8 reads that. What is left
-//! is some nested sequences and one hash. `p12-keystore`, the crate for it, would bring about forty
-//! others, three of them pre-releases, for the ciphers that this file does without.
+//! Java trusts a certificate bag only when it bears Oracle's attribute `trustedKeyUsage`, else the file opens
+//! as an empty store; `openssl pkcs12` cannot write it. The bags are not encrypted: they are public, and the
+//! password serves the integrity check alone. That leaves some nested sequences and one hash. The crate for
+//! such files, `p12-keystore`, would bring some forty others, two of them pre-releases, for the ciphers
+//! that this file does without.
 
 use ring::digest::{self, SHA256, SHA256_OUTPUT_LEN};
 use ring::hmac;
@@ -13,8 +13,8 @@ use rustls::pki_types::CertificateDer;
 use yasna::models::ObjectIdentifier;
 use yasna::{DERWriter, Tag, construct_der};
 
-/// Without it Java's default policy opens no store. Everybody knows it.
-pub(super) const PASSWORD: &str = "changeit";
+/// What Java's own stores have, and what everybody tries first.
+const PASSWORD: &str = "changeit";
 
 /// Each certificate in `entries` under its alias. Java folds aliases to lower case; they must differ.
 pub(super) fn pkcs12<'a>(entries: impl Iterator<Item = (String, &'a CertificateDer<'a>)>) -> Vec<u8> {
