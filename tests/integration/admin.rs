@@ -107,6 +107,7 @@ async fn metrics_have_the_promised_names_types_and_labels_and_no_others() {
         ("hedgerow_deadline_exceeded_total", "counter", &["stage", "upstream"]),
         ("hedgerow_hedge_delay_seconds", "histogram", &["upstream"]),
         ("hedgerow_hedges_total", "counter", &["outcome", "upstream"]),
+        ("hedgerow_intercept_declined_total", "counter", &["upstream"]),
         ("hedgerow_request_duration_seconds", "histogram", &["upstream"]),
         ("hedgerow_requests_total", "counter", &["code", "outcome", "upstream"]),
         ("hedgerow_upstream_attempts_total", "counter", &["kind", "result", "upstream"]),
@@ -136,7 +137,7 @@ async fn label_values_are_the_promised_closed_sets() {
         ("hedgerow_upstream_attempts_total", "result", &["ok"]),
         ("hedgerow_breaker_state", "state", &["closed", "half_open", "open"]),
         ("hedgerow_config_reloads_total", "result", &["applied", "rejected", "unchanged"]),
-        ("hedgerow_connections_open", "listener", &["admin", "proxy"]),
+        ("hedgerow_connections_open", "listener", &["admin", "proxy", "transparent"]),
         (
             "hedgerow_deadline_exceeded_total",
             "stage",
