@@ -2,7 +2,7 @@
 //!
 //! The permit, the deadline, the verdict and the account live in the body until it ends, however it
 //! ends. A body that cannot be completed ends in an error, which the listener turns into a message
-//! that is visibly incomplete.
+//! that is visibly incomplete; an event stream says so in its own words first.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,6 +27,7 @@ use crate::respond;
 use crate::respond::headers::{self, Passage};
 use crate::upstream::connection::Exchange;
 use crate::upstream::registry::Lane;
+use crate::wire::event_stream::EventStream;
 use crate::wire::hop_by_hop;
 
 /// The body of any answer that a client gets.
@@ -96,6 +97,7 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
     let Outcome { head, hedge } = outcome;
     let Head { response, exchange, judge, permit, lane, elapsed, .. } = head;
     let now = judge.started() + elapsed;
+    let events = EventStream::of(&response);
     let (mut parts, incoming) = response.into_parts();
     let stream = is_stream(&parts.headers);
     let end = deadline.filter(|deadline| covers_body(deadline, &lane, stream));
@@ -122,6 +124,8 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
         end,
         moved: now,
         timer: None,
+        events,
+        broken: None,
     };
     let body = if streaming.incoming.is_end_stream() {
         streaming.complete();
@@ -163,18 +167,21 @@ pub fn refuse(error: Error, ledger: Ledger, deadline: Option<Instant>) -> Answer
 
 /// The response to a call that ends in an error; closes its account.
 pub fn refusal(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> Response<Bytes> {
-    let context = respond::error::Context {
-        upstream: ledger.upstream(),
-        request_id: ledger.id(),
-        now: Instant::now(),
-        deadline,
-    };
-    let response = respond::error::response(&error, context);
+    let response = respond::error::response(&error, context(&ledger, deadline));
     if let Error::Internal(cause) = &error {
         tracing::error!(request_id = %ledger.id(), cause = cause.as_str().unwrap_or("-"), "internal error");
     }
     ledger.fails(error);
     response
+}
+
+fn context(ledger: &Ledger, deadline: Option<Instant>) -> respond::error::Context<'_> {
+    respond::error::Context {
+        upstream: ledger.upstream(),
+        request_id: ledger.id(),
+        now: Instant::now(),
+        deadline,
+    }
 }
 
 /// An upstream's body with all that is held until it ends.
@@ -190,10 +197,17 @@ pub struct Streaming {
     moved: Instant,
     /// Made only when the body has to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Where an event stream stands, which can say that it is cut.
+    events: Option<EventStream>,
+    /// What the body ends in, once the stream's last words are out.
+    broken: Option<Error>,
 }
 
 impl Streaming {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         let Some(exchange) = &mut self.exchange else { return Poll::Ready(None) };
         match exchange.poll_frame(Pin::new(&mut self.incoming), cx) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -203,10 +217,13 @@ impl Streaming {
                 if let Some(deadline) = self.end.as_ref().filter(|end| !is_last && self.moved >= end.at) {
                     let error = deadline.exceeded(Stage::Body);
                     self.judge.expire(self.moved);
-                    return Poll::Ready(Some(Err(self.cut(error))));
+                    return Poll::Ready(Some(self.cut(error)));
                 }
                 if let Some(data) = frame.data_ref() {
                     self.ledger.sent(data.len());
+                    if let Some(events) = &mut self.events {
+                        events.pass(data);
+                    }
                 }
                 if is_last {
                     self.complete();
@@ -219,14 +236,14 @@ impl Streaming {
             }
             Poll::Ready(Some(Err(error))) => {
                 self.judge.fail(&error, Instant::now());
-                Poll::Ready(Some(Err(self.cut(error))))
+                Poll::Ready(Some(self.cut(error)))
             }
             Poll::Pending if self.ledger.proxy().is_ending() => {
-                Poll::Ready(Some(Err(self.cut(Error::ShuttingDown))))
+                Poll::Ready(Some(self.cut(Error::ShuttingDown)))
             }
             Poll::Pending => self.poll_timer(cx).map(|error| {
                 self.judge.expire(Instant::now());
-                Some(Err(self.cut(error)))
+                Some(self.cut(error))
             }),
         }
     }
@@ -264,11 +281,20 @@ impl Streaming {
         }
     }
 
-    fn cut(&mut self, error: Error) -> Error {
+    /// Lets go of all that is held. What comes of it is the error, or the last words before it.
+    fn cut(&mut self, error: Error) -> Result<Frame<Bytes>, Error> {
         self.ledger.cut(error.clone());
         self.permit = None;
         self.exchange = None;
-        error
+        let Some(words) = self.last_words(&error) else { return Err(error) };
+        self.ledger.sent(words.len());
+        self.broken = Some(error);
+        Ok(Frame::data(words))
+    }
+
+    fn last_words(&self, error: &Error) -> Option<Bytes> {
+        let deadline = self.end.as_ref().map(|deadline| deadline.at);
+        self.events?.last_words(&respond::error::problem(error, context(&self.ledger, deadline)))
     }
 }
 
@@ -289,7 +315,11 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(bytes) => bytes.is_none(),
-            Self::Stream(streaming) => streaming.exchange.is_none() && streaming.incoming.is_end_stream(),
+            Self::Stream(streaming) => {
+                streaming.exchange.is_none()
+                    && streaming.broken.is_none()
+                    && streaming.incoming.is_end_stream()
+            }
         }
     }
 

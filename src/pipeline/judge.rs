@@ -16,6 +16,8 @@ use crate::error::Error;
 use crate::policy::breaker::{Admission, State, Verdict};
 use crate::telemetry::metrics::{AttemptKind, AttemptResult, BreakerState};
 use crate::upstream::registry::Lane;
+use crate::wire::event_stream::is_event_stream;
+use crate::wire::media_type;
 
 static GRPC_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -243,8 +245,7 @@ fn push_back_until(headers: &HeaderMap, now: Instant) -> Option<Instant> {
 
 /// Whether the answer's body has no end that one waits for: its deadline follows other rules.
 pub fn is_stream(headers: &HeaderMap) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|kind| {
-        let kind = kind.as_bytes();
-        kind.starts_with(b"text/event-stream") || kind.starts_with(b"application/grpc")
-    })
+    const GRPC: &[u8] = b"application/grpc";
+    let kind = media_type::of(headers);
+    is_event_stream(headers) || kind.get(..GRPC.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(GRPC))
 }

@@ -43,30 +43,43 @@ struct Problem<'a> {
     request_id: &'a str,
 }
 
-/// The whole response for a call that ends in `error`.
-pub fn response(error: &Error, context: Context<'_>) -> Response<Bytes> {
-    let status = error.status();
-    let upstream = context.upstream.unwrap_or("the upstream");
-    let detail = error.detail(upstream, context.now);
-    let wait = error.retry_at().map(|at| at.saturating_duration_since(context.now));
+impl Context<'_> {
+    fn detail(&self, error: &Error) -> String {
+        error.detail(self.upstream.unwrap_or("the upstream"), self.now)
+    }
+
+    /// How long the caller should wait before another try, where that is known.
+    fn wait(&self, error: &Error) -> Option<Duration> {
+        error.retry_at().map(|at| at.saturating_duration_since(self.now))
+    }
+}
+
+/// The problem JSON of a call that ends in `error`, in one line.
+pub fn problem(error: &Error, context: Context<'_>) -> Bytes {
     let skew = match error {
         Error::DeadlineExceeded { skew, .. } => *skew,
         _ => None,
     };
-    let body = json(&Problem {
+    json(&Problem {
         r#type: "about:blank",
         title: error.title(),
-        status: status.as_u16(),
-        detail: &detail,
+        status: error.status().as_u16(),
+        detail: &context.detail(error),
         error: error.word(),
         upstream: context.upstream,
         retryable: error.is_retryable(),
-        retry_after_ms: wait.map(millis),
+        retry_after_ms: context.wait(error).map(millis),
         skew_ms: skew.map(millis),
         request_id: &context.request_id.to_string(),
-    });
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
+    })
+}
+
+/// The whole response for a call that ends in `error`.
+pub fn response(error: &Error, context: Context<'_>) -> Response<Bytes> {
+    let detail = context.detail(error);
+    let wait = context.wait(error);
+    let mut response = Response::new(problem(error, context));
+    *response.status_mut() = error.status();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -3,7 +3,9 @@
 pub mod authority;
 pub mod body;
 pub mod deadline_header;
+pub mod event_stream;
 pub mod framing;
 pub mod hop_by_hop;
+pub mod media_type;
 pub mod replay;
 pub mod target;

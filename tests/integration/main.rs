@@ -33,6 +33,7 @@ mod cancel;
 mod deadline;
 mod dns;
 mod egress;
+mod event_stream;
 mod forward;
 mod framing;
 mod hedge;
