@@ -281,8 +281,12 @@ impl Body for Delivery {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        if let Some(error) = self.broken.take() {
-            return Poll::Ready(Some(Err(error)));
+        if self.broken.is_some() {
+            // The socket wakes the connection when the client has taken something.
+            if self.shared.is_blocked() {
+                return Poll::Pending;
+            }
+            return Poll::Ready(self.broken.take().map(Err));
         }
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Err(error))) => {

@@ -1,6 +1,8 @@
 //! Event streams that are cut: several clients read them line by line and take any end for the end, so
 //! the cut is told in the stream's own words before the message ends incomplete.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -202,4 +204,53 @@ async fn a_client_without_chunks_gets_the_event_before_the_reset() {
     let body = agent.read_body(Framing::UntilClose).await;
     assert!(!body.complete);
     assert_eq!(problem(std::str::from_utf8(&body.bytes).unwrap())["error"], "upstream_incomplete");
+}
+
+// At the cut, what was not yet written was thrown away, and the event with it.
+#[tokio::test]
+async fn a_client_that_reads_late_gets_the_event_too() {
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start("{}").await;
+    let event = format!("data: {}\n\n", "x".repeat(32 << 10));
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &upstream.url("/"), &[], b"")).await;
+    let mut exchange = upstream.next().await;
+    exchange.start_chunks(200, &[EVENTS]).await;
+    let ports = (hedgerow.proxy.port(), agent.local_address().port());
+    let mut sent = 0;
+    loop {
+        exchange.chunk(&event).await;
+        sent += event.len();
+        let passed = async {
+            while queued(ports) < sent {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        // Blocked for so long, it is blocked for good: a part of this event is still with hedgerow.
+        if tokio::time::timeout(Duration::from_millis(300), passed).await.is_err() {
+            break;
+        }
+    }
+    exchange.close().await;
+    // The permit is given back at the cut, though the client has not seen it yet.
+    hedgerow.until_metrics(|metrics| metrics.value("hedgerow_bulkhead_in_flight", &[]) == 0.0).await;
+    agent.read_head().await;
+    let rest = cut_rest(agent).await;
+    assert_eq!(problem(rest.trim_start_matches(&event))["error"], "upstream_incomplete");
+}
+
+/// Bytes on their way from the one local port to the other, in the kernel's queues on both sides.
+fn queued((from, to): (u16, u16)) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("the kernel lists its sockets");
+    let (from, to) = (format!(":{from:04X}"), format!(":{to:04X}"));
+    let size = |digits: &str| usize::from_str_radix(digits, 16).expect("a queue's size");
+    let sockets = table.lines().filter(|line| line.contains(&from) && line.contains(&to)).map(|line| {
+        // Number, local address, remote address, state, both queues.
+        let mut fields = line.split_whitespace().skip(1);
+        let is_sender = fields.next().is_some_and(|local| local.ends_with(&from));
+        let (sending, receiving) =
+            fields.nth(2).and_then(|queues| queues.split_once(':')).expect("two queues");
+        size(if is_sender { sending } else { receiving })
+    });
+    sockets.sum()
 }
