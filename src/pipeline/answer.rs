@@ -212,7 +212,8 @@ impl Streaming {
         match exchange.poll_frame(Pin::new(&mut self.incoming), cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 self.moved = Instant::now();
-                let is_last = self.incoming.is_end_stream();
+                // Nothing follows trailers, and whoever gets them does not ask again.
+                let is_last = frame.is_trailers() || self.incoming.is_end_stream();
                 // A body that never has to be waited for does not get to the timer.
                 if let Some(deadline) = self.end.as_ref().filter(|end| !is_last && self.moved >= end.at) {
                     let error = deadline.exceeded(Stage::Body);
