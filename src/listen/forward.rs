@@ -20,15 +20,18 @@ use crate::pipeline::{Arrived, Intake, journey};
 use crate::policy::deadline::Arrival;
 use crate::respond::error::ends_connection;
 use crate::wire::authority::Authority;
-use crate::wire::framing;
 use crate::wire::target::{self, Scheme};
+use crate::wire::{framing, grpc};
 
 /// Answers one request of a connection.
 pub async fn answer(inbound: &Arc<Inbound>, request: Request<Incoming>) -> Response<AnswerBody> {
     let arrival = Arrival::now();
     let config = inbound.proxy.snapshot();
     let id = RequestId::of(request.headers());
-    let ledger = Ledger::open(&inbound.proxy, arrival, id, Some(request.method().clone()));
+    let mut ledger = Ledger::open(&inbound.proxy, arrival, id, Some(request.method().clone()));
+    if grpc::is_call(request.method(), request.headers()) {
+        ledger.speaks_grpc();
+    }
     let version = request.version();
     let is_connect = request.method() == Method::CONNECT;
 
@@ -144,11 +147,11 @@ fn own(request: &Request<Incoming>, status: http::StatusCode, mut ledger: Ledger
 fn finish(inbound: &Inbound, answer: Answer, version: Version, is_connect: bool) -> Response<AnswerBody> {
     let Answer { mut response, end, stall, refusal } = answer;
     inbound.shared.bound(end, stall);
-    if let Some(word) = refusal.filter(|_| is_connect) {
+    if let Some(refusal) = refusal.filter(|_| is_connect) {
         // The one part of a refused CONNECT that every client shows its user.
-        response.extensions_mut().insert(ReasonPhrase::from_static(word.as_bytes()));
+        response.extensions_mut().insert(ReasonPhrase::from_static(refusal.word.as_bytes()));
     }
-    let is_broken = refusal.is_some() && ends_connection(response.status());
+    let is_broken = refusal.is_some_and(|refusal| ends_connection(refusal.status));
     if is_connect || is_broken || inbound.proxy.is_draining() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

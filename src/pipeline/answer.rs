@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
-use http::{Response, Version};
+use http::{Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -58,13 +58,22 @@ pub struct Answer {
     pub end: Option<Instant>,
     /// A client that takes nothing for so long is given up.
     pub stall: Duration,
-    /// The word of the error, when the answer is a refusal of hedgerow's own.
-    pub refusal: Option<&'static str>,
+    /// When the answer is an error of hedgerow's own.
+    pub refusal: Option<Refusal>,
+}
+
+/// An error that is answered, whatever form the answer has.
+#[derive(Clone, Copy)]
+pub struct Refusal {
+    /// The error's word.
+    pub word: &'static str,
+    /// Its status, which a gRPC client does not see as such.
+    pub status: StatusCode,
 }
 
 impl Answer {
     /// An answer of hedgerow's own, all there.
-    pub fn own(response: Response<AnswerBody>, refusal: Option<&'static str>) -> Self {
+    pub fn own(response: Response<AnswerBody>, refusal: Option<Refusal>) -> Self {
         Self { response, end: None, stall: OWN_STALL, refusal }
     }
 }
@@ -161,8 +170,8 @@ pub fn upgrade(outcome: Outcome, mut ledger: Ledger) -> Upgraded {
 
 /// The answer to a call that ends in an error; closes its account.
 pub fn refuse(error: Error, ledger: Ledger, deadline: Option<Instant>) -> Answer {
-    let word = error.word();
-    Answer::own(refusal(error, ledger, deadline).map(AnswerBody::full), Some(word))
+    let told = Refusal { word: error.word(), status: error.status() };
+    Answer::own(refusal(error, ledger, deadline).map(AnswerBody::full), Some(told))
 }
 
 /// The response to a call that ends in an error; closes its account.
@@ -179,6 +188,7 @@ fn context(ledger: &Ledger, deadline: Option<Instant>) -> respond::error::Contex
     respond::error::Context {
         upstream: ledger.upstream(),
         request_id: ledger.id(),
+        is_grpc: ledger.is_grpc(),
         now: Instant::now(),
         deadline,
     }
@@ -225,6 +235,8 @@ impl Streaming {
                     if let Some(events) = &mut self.events {
                         events.pass(data);
                     }
+                } else if let Some(trailers) = frame.trailers_ref() {
+                    self.judge.trailers(trailers, self.moved);
                 }
                 if is_last {
                     self.complete();
@@ -252,16 +264,21 @@ impl Streaming {
     /// Strikes at the deadline, or where none covers the body when nothing has come for too long.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         loop {
-            let due = match &self.end {
+            let end = match &self.end {
                 Some(deadline) => deadline.at,
                 None => self.moved + self.lane.stages().stream_idle,
             };
+            let settles_at = self.judge.settles_at().filter(|at| *at < end);
+            let due = settles_at.unwrap_or(end);
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
             if timer.deadline() < due && timer.is_elapsed() {
                 timer.as_mut().reset(due);
             }
             std::task::ready!(timer.as_mut().poll(cx));
-            if Instant::now() >= due {
+            let now = Instant::now();
+            if settles_at.is_some_and(|at| now >= at) {
+                self.judge.settle(now);
+            } else if now >= end {
                 return Poll::Ready(match &self.end {
                     Some(deadline) => deadline.exceeded(Stage::Body),
                     None => {

@@ -5,6 +5,7 @@ pub mod body;
 pub mod deadline_header;
 pub mod event_stream;
 pub mod framing;
+pub mod grpc;
 pub mod hop_by_hop;
 pub mod media_type;
 pub mod replay;

@@ -36,6 +36,7 @@ mod egress;
 mod event_stream;
 mod forward;
 mod framing;
+mod grpc;
 mod hedge;
 mod isolation;
 mod limits;
