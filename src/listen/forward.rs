@@ -16,9 +16,9 @@ use crate::pipeline::ledger::Ledger;
 use crate::pipeline::{Arrived, Intake, journey};
 use crate::policy::deadline::Arrival;
 use crate::wire::authority::Authority;
-use crate::wire::framing;
 use crate::wire::incoming::IncomingBody;
 use crate::wire::target::{self, Scheme};
+use crate::wire::{framing, grpc};
 
 /// Answers one request of a connection. Dropping the future cancels all that the request alone was
 /// waiting for.
@@ -31,7 +31,10 @@ pub async fn answer(
     let arrival = Arrival::now();
     let config = inbound.proxy.snapshot();
     let id = RequestId::of(request.headers());
-    let ledger = Ledger::open(&inbound.proxy, arrival, id, Some(request.method().clone()));
+    let mut ledger = Ledger::open(&inbound.proxy, arrival, id, Some(request.method().clone()));
+    if grpc::is_call(request.method(), request.headers()) {
+        ledger.speaks_grpc();
+    }
 
     let (authority, scheme) = match check(inbound, &config, &request) {
         Ok(Checked::Forward(authority, scheme)) => (authority, scheme),

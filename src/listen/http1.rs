@@ -264,11 +264,11 @@ fn finish(exchanges: &Exchanges, answer: Answer, version: Version, is_connect: b
     let Answer { mut response, end, stall, refusal } = answer;
     let Exchanges { inbound, shared, .. } = exchanges;
     shared.bound(end, stall);
-    if let Some(word) = refusal.filter(|_| is_connect) {
+    if let Some(refusal) = refusal.filter(|_| is_connect) {
         // The one part of a refused CONNECT that every client shows its user.
-        response.extensions_mut().insert(ReasonPhrase::from_static(word.as_bytes()));
+        response.extensions_mut().insert(ReasonPhrase::from_static(refusal.word.as_bytes()));
     }
-    let is_broken = refusal.is_some() && ends_connection(response.status());
+    let is_broken = refusal.is_some_and(|refusal| ends_connection(refusal.status));
     if is_connect || is_broken || inbound.proxy.is_draining() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -300,8 +300,12 @@ impl Body for Delivery {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        if let Some(error) = self.broken.take() {
-            return Poll::Ready(Some(Err(error)));
+        if self.broken.is_some() {
+            // The socket wakes the connection when the client has taken something.
+            if self.shared.is_blocked() {
+                return Poll::Pending;
+            }
+            return Poll::Ready(self.broken.take().map(Err));
         }
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Err(error))) => {

@@ -2,7 +2,7 @@
 //!
 //! The permit, the deadline, the verdict and the account live in the body until it ends, however it
 //! ends. A body that cannot be completed ends in an error, which the listener turns into a message
-//! that is visibly incomplete.
+//! that is visibly incomplete; an event stream says so in its own words first.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
-use http::{Response, Version};
+use http::{Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -26,6 +26,7 @@ use crate::respond;
 use crate::respond::headers::{self, Passage};
 use crate::upstream::connection::Exchange;
 use crate::upstream::registry::Lane;
+use crate::wire::event_stream::EventStream;
 use crate::wire::hop_by_hop;
 
 /// The body of any answer that a client gets.
@@ -56,13 +57,22 @@ pub struct Answer {
     pub end: Option<Instant>,
     /// A client that takes nothing for so long is given up.
     pub stall: Duration,
-    /// The word of the error, when the answer is a refusal of hedgerow's own.
-    pub refusal: Option<&'static str>,
+    /// When the answer is an error of hedgerow's own.
+    pub refusal: Option<Refusal>,
+}
+
+/// An error that is answered, whatever form the answer has.
+#[derive(Clone, Copy)]
+pub struct Refusal {
+    /// The error's word.
+    pub word: &'static str,
+    /// Its status, which a gRPC client does not see as such.
+    pub status: StatusCode,
 }
 
 impl Answer {
     /// An answer of hedgerow's own, all there.
-    pub fn own(response: Response<AnswerBody>, refusal: Option<&'static str>) -> Self {
+    pub fn own(response: Response<AnswerBody>, refusal: Option<Refusal>) -> Self {
         Self { response, end: None, stall: OWN_STALL, refusal }
     }
 }
@@ -95,6 +105,7 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
     let Outcome { head, hedge } = outcome;
     let Head { response, exchange, judge, permit, lane, elapsed, .. } = head;
     let now = judge.started() + elapsed;
+    let events = EventStream::of(&response);
     let (mut parts, ()) = response.into_parts();
     let stream = is_stream(&parts.headers);
     let end = deadline.filter(|deadline| covers_body(deadline, &lane, stream));
@@ -111,8 +122,18 @@ pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger)
     ledger.answers(parts.status, hedge, now);
     let stall = lane.stages().stream_idle;
     let body_end = end.as_ref().map(|deadline| deadline.at);
-    let mut streaming =
-        Streaming { exchange: Some(exchange), judge, permit, lane, ledger, end, moved: now, timer: None };
+    let mut streaming = Streaming {
+        exchange: Some(exchange),
+        judge,
+        permit,
+        lane,
+        ledger,
+        end,
+        moved: now,
+        timer: None,
+        events,
+        broken: None,
+    };
     let body = if streaming.is_end_stream() {
         streaming.complete();
         AnswerBody::empty()
@@ -147,24 +168,28 @@ pub fn upgrade(outcome: Outcome, mut ledger: Ledger) -> Upgraded {
 
 /// The answer to a call that ends in an error; closes its account.
 pub fn refuse(error: Error, ledger: Ledger, deadline: Option<Instant>) -> Answer {
-    let word = error.word();
-    Answer::own(refusal(error, ledger, deadline).map(AnswerBody::full), Some(word))
+    let told = Refusal { word: error.word(), status: error.status() };
+    Answer::own(refusal(error, ledger, deadline).map(AnswerBody::full), Some(told))
 }
 
 /// The response to a call that ends in an error; closes its account.
 pub fn refusal(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> Response<Bytes> {
-    let context = respond::error::Context {
-        upstream: ledger.upstream(),
-        request_id: ledger.id(),
-        now: Instant::now(),
-        deadline,
-    };
-    let response = respond::error::response(&error, context);
+    let response = respond::error::response(&error, context(&ledger, deadline));
     if let Error::Internal(cause) = &error {
         tracing::error!(request_id = %ledger.id(), cause = cause.as_str().unwrap_or("-"), "internal error");
     }
     ledger.fails(error);
     response
+}
+
+fn context(ledger: &Ledger, deadline: Option<Instant>) -> respond::error::Context<'_> {
+    respond::error::Context {
+        upstream: ledger.upstream(),
+        request_id: ledger.id(),
+        is_grpc: ledger.is_grpc(),
+        now: Instant::now(),
+        deadline,
+    }
 }
 
 /// An upstream's body with all that is held until it ends.
@@ -180,23 +205,36 @@ pub struct Streaming {
     moved: Instant,
     /// Made only when the body has to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Where an event stream stands, which can say that it is cut.
+    events: Option<EventStream>,
+    /// What the body ends in, once the stream's last words are out.
+    broken: Option<Error>,
 }
 
 impl Streaming {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         let Some(exchange) = &mut self.exchange else { return Poll::Ready(None) };
         match exchange.poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 self.moved = Instant::now();
-                let is_last = exchange.is_end_stream();
+                // Nothing follows trailers, and whoever gets them does not ask again.
+                let is_last = frame.is_trailers() || exchange.is_end_stream();
                 // A body that never has to be waited for does not get to the timer.
                 if let Some(deadline) = self.end.as_ref().filter(|end| !is_last && self.moved >= end.at) {
                     let error = deadline.exceeded(Stage::Body);
                     self.judge.expire(self.moved);
-                    return Poll::Ready(Some(Err(self.cut(error))));
+                    return Poll::Ready(Some(self.cut(error)));
                 }
                 if let Some(data) = frame.data_ref() {
                     self.ledger.sent(data.len());
+                    if let Some(events) = &mut self.events {
+                        events.pass(data);
+                    }
+                } else if let Some(trailers) = frame.trailers_ref() {
+                    self.judge.trailers(trailers, self.moved);
                 }
                 if is_last {
                     self.complete();
@@ -209,14 +247,14 @@ impl Streaming {
             }
             Poll::Ready(Some(Err(error))) => {
                 self.judge.fail(&error, Instant::now());
-                Poll::Ready(Some(Err(self.cut(error))))
+                Poll::Ready(Some(self.cut(error)))
             }
             Poll::Pending if self.ledger.proxy().is_ending() => {
-                Poll::Ready(Some(Err(self.cut(Error::ShuttingDown))))
+                Poll::Ready(Some(self.cut(Error::ShuttingDown)))
             }
             Poll::Pending => self.poll_timer(cx).map(|error| {
                 self.judge.expire(Instant::now());
-                Some(Err(self.cut(error)))
+                Some(self.cut(error))
             }),
         }
     }
@@ -224,16 +262,21 @@ impl Streaming {
     /// Strikes at the deadline, or where none covers the body when nothing has come for too long.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         loop {
-            let due = match &self.end {
+            let end = match &self.end {
                 Some(deadline) => deadline.at,
                 None => self.moved + self.lane.stages().stream_idle,
             };
+            let settles_at = self.judge.settles_at().filter(|at| *at < end);
+            let due = settles_at.unwrap_or(end);
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
             if timer.deadline() < due && timer.is_elapsed() {
                 timer.as_mut().reset(due);
             }
             std::task::ready!(timer.as_mut().poll(cx));
-            if Instant::now() >= due {
+            let now = Instant::now();
+            if settles_at.is_some_and(|at| now >= at) {
+                self.judge.settle(now);
+            } else if now >= end {
                 return Poll::Ready(match &self.end {
                     Some(deadline) => deadline.exceeded(Stage::Body),
                     None => {
@@ -258,11 +301,20 @@ impl Streaming {
         self.exchange.as_ref().is_none_or(Exchange::is_end_stream)
     }
 
-    fn cut(&mut self, error: Error) -> Error {
+    /// Lets go of all that is held. What comes of it is the error, or the last words before it.
+    fn cut(&mut self, error: Error) -> Result<Frame<Bytes>, Error> {
         self.ledger.cut(error.clone());
         self.permit = None;
         self.exchange = None;
-        error
+        let Some(words) = self.last_words(&error) else { return Err(error) };
+        self.ledger.sent(words.len());
+        self.broken = Some(error);
+        Ok(Frame::data(words))
+    }
+
+    fn last_words(&self, error: &Error) -> Option<Bytes> {
+        let deadline = self.end.as_ref().map(|deadline| deadline.at);
+        self.events?.last_words(&respond::error::problem(error, context(&self.ledger, deadline)))
     }
 }
 
@@ -283,7 +335,7 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(bytes) => bytes.is_none(),
-            Self::Stream(streaming) => streaming.exchange.is_none(),
+            Self::Stream(streaming) => streaming.exchange.is_none() && streaming.broken.is_none(),
         }
     }
 

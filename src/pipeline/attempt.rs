@@ -46,7 +46,7 @@ pub struct Head {
 impl Head {
     /// Whether the answer is good enough not to look for a better one.
     pub fn is_acceptable(&self) -> bool {
-        !self.lane.stages().unacceptable.contains(self.response.status())
+        self.judge.is_acceptable()
     }
 }
 

@@ -3,6 +3,9 @@
 //!
 //! A guard, because most ways to end an attempt are to drop it: the client leaves, the deadline
 //! strikes, another attempt wins. Why it is dropped stands in the call's [`Progress`].
+//!
+//! How a gRPC call went stands in the trailers, so its attempt is judged like one whose status comes
+//! last: until then it counts as well begun.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,11 +19,12 @@ use crate::error::Error;
 use crate::policy::breaker::{Admission, State, Verdict};
 use crate::telemetry::metrics::{AttemptKind, AttemptResult, BreakerState};
 use crate::upstream::registry::Lane;
+use crate::wire::event_stream::is_event_stream;
+use crate::wire::grpc::{self, GRPC_PUSHBACK};
 
-static GRPC_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// The longest that a `Retry-After` is believed.
+/// The longest that a `Retry-After` or a push-back of gRPC is believed.
 const LONGEST_PUSH_BACK: Duration = Duration::from_secs(24 * 3600);
 
 /// One attempt's guard.
@@ -38,8 +42,34 @@ pub struct Judge {
 
 #[derive(Clone, Copy)]
 struct Head {
+    /// As HTTP says it, also where gRPC has said it in its own way.
     status: StatusCode,
     push_back: Option<Instant>,
+    /// gRPC has not said yet how the call went.
+    awaits_trailers: bool,
+    at: Instant,
+}
+
+impl Head {
+    fn of(status: StatusCode, headers: &HeaderMap, now: Instant) -> Self {
+        let push_back = push_back_until(headers, now);
+        let mut head = Self { status, push_back, awaits_trailers: false, at: now };
+        if status == StatusCode::OK && grpc::is_grpc(headers) {
+            head.awaits_trailers = true;
+            head.read_grpc(headers, now);
+        }
+        head
+    }
+
+    /// Takes the status from fields that have one.
+    fn read_grpc(&mut self, fields: &HeaderMap, now: Instant) {
+        if let Some(status) = grpc::Status::of(fields) {
+            self.status = status.to_http();
+            let wait = grpc::push_back(fields).map(|wait| now + wait.min(LONGEST_PUSH_BACK));
+            self.push_back = wait.or(self.push_back);
+            self.awaits_trailers = false;
+        }
+    }
 }
 
 impl Judge {
@@ -67,20 +97,54 @@ impl Judge {
     /// The head has come: a sample, unless it is a failure that came fast. A probe that turns out to
     /// be a stream is judged by its head, or the breaker would stay half-open as long as it lasts.
     pub fn head(&mut self, status: StatusCode, headers: &HeaderMap, now: Instant) {
-        self.head = Some(Head { status, push_back: push_back_until(headers, now) });
-        if !self.lane.stages().unacceptable.contains(status) {
+        let head = Head::of(status, headers, now);
+        self.head = Some(head);
+        if self.status_result(head.status) == AttemptResult::Ok {
             self.sample(now);
         }
-        let is_probe = self.admission.as_ref().is_some_and(Admission::is_probe);
-        if is_probe && is_stream(headers) {
+        if self.is_probe() && !head.awaits_trailers && is_stream(headers) {
             self.complete(now);
         }
+    }
+
+    /// Whether the answer, as far as it is known, is good enough not to look for a better one.
+    pub fn is_acceptable(&self) -> bool {
+        self.head.is_some_and(|head| self.status_result(head.status) == AttemptResult::Ok)
+    }
+
+    /// The answer's trailers have come.
+    pub fn trailers(&mut self, trailers: &HeaderMap, now: Instant) {
+        if let Some(head) = self.head.as_mut().filter(|head| head.awaits_trailers) {
+            head.read_grpc(trailers, now);
+        }
+    }
+
+    /// When [`Self::settle`] is due: for a gRPC probe, whose head does not tell a short answer from a
+    /// stream. The status of the former comes right behind it; the latter must not keep the breaker
+    /// half-open.
+    pub fn settles_at(&self) -> Option<Instant> {
+        let head = self.head.filter(|head| head.awaits_trailers && self.is_probe())?;
+        self.lane.stages().breaker.as_ref().map(|breaker| head.at + breaker.fair_chance)
+    }
+
+    /// The probe has become a stream that lasts: it is judged by its head.
+    pub fn settle(&mut self, now: Instant) {
+        if let Some(head) = &mut self.head {
+            head.awaits_trailers = false;
+        }
+        self.complete(now);
     }
 
     /// The answer has come whole.
     pub fn complete(&mut self, now: Instant) {
         let (verdict, result) = match self.head {
-            Some(head) => (self.by_status(head), self.status_result(head.status)),
+            Some(head) => {
+                let status = match head.awaits_trailers {
+                    true => grpc::Status::UNKNOWN.to_http(),
+                    false => head.status,
+                };
+                (self.by_status(Head { status, ..head }), self.status_result(status))
+            }
             None => (Verdict::Success, AttemptResult::Ok),
         };
         self.close(verdict, result, now);
@@ -103,13 +167,18 @@ impl Judge {
 
     fn by_status(&self, head: Head) -> Verdict {
         let Some(breaker) = &self.lane.stages().breaker else { return Verdict::Neutral };
-        let is_probe = self.admission.as_ref().is_some_and(Admission::is_probe);
         match (head.status, head.push_back) {
             (StatusCode::TOO_MANY_REQUESTS, until) => Verdict::PushBack { until },
-            (StatusCode::SERVICE_UNAVAILABLE, until @ Some(_)) if is_probe => Verdict::PushBack { until },
+            (StatusCode::SERVICE_UNAVAILABLE, until @ Some(_)) if self.is_probe() => {
+                Verdict::PushBack { until }
+            }
             (status, _) if breaker.failure_statuses.contains(status) => Verdict::Failure,
             _ => Verdict::Success,
         }
+    }
+
+    fn is_probe(&self) -> bool {
+        self.admission.as_ref().is_some_and(Admission::is_probe)
     }
 
     /// A deadline says something about the upstream only when it had its fair chance.
@@ -243,8 +312,5 @@ fn push_back_until(headers: &HeaderMap, now: Instant) -> Option<Instant> {
 
 /// Whether the answer's body has no end that one waits for: its deadline follows other rules.
 pub fn is_stream(headers: &HeaderMap) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|kind| {
-        let kind = kind.as_bytes();
-        kind.starts_with(b"text/event-stream") || kind.starts_with(b"application/grpc")
-    })
+    is_event_stream(headers) || grpc::is_grpc_or_web(headers)
 }

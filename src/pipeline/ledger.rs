@@ -29,6 +29,7 @@ pub struct Ledger {
     arrival: Arrival,
     id: RequestId,
     method: Option<Method>,
+    is_grpc: bool,
     lane: Option<Lane>,
     path: Option<String>,
     progress: Arc<Progress>,
@@ -51,6 +52,7 @@ impl Ledger {
             arrival,
             id,
             method,
+            is_grpc: false,
             lane: None,
             path: None,
             progress: Arc::default(),
@@ -68,6 +70,16 @@ impl Ledger {
     /// The request's id.
     pub fn id(&self) -> &RequestId {
         &self.id
+    }
+
+    /// The request is a gRPC call: errors are to be told in that way. They count as what they are.
+    pub fn speaks_grpc(&mut self) {
+        self.is_grpc = true;
+    }
+
+    /// Whether it is a gRPC call.
+    pub fn is_grpc(&self) -> bool {
+        self.is_grpc
     }
 
     /// What the call and its attempts share with the account.

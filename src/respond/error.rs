@@ -1,5 +1,7 @@
 //! From an [`Error`] to the one shape in which callers see it: status, `Proxy-Status` (RFC 9209) and
-//! problem JSON (RFC 9457).
+//! problem JSON (RFC 9457). A gRPC client takes whatever is no 200 for a fault on the way and tells its
+//! user only the status code, so it gets a 200 with the error where it looks for one: in a Trailers-Only
+//! answer (gRPC over HTTP/2, "Responses").
 
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use tokio::time::Instant;
 use super::headers::{PROXY_STATUS, VIA, X_SHOULD_RETRY};
 use crate::call::RequestId;
 use crate::error::Error;
+use crate::wire::grpc;
 
 /// What a problem tells beside the error itself.
 #[derive(Clone, Copy)]
@@ -20,6 +23,8 @@ pub struct Context<'a> {
     pub upstream: Option<&'a str>,
     /// The request's id.
     pub request_id: &'a RequestId,
+    /// Whether the request is a gRPC call.
+    pub is_grpc: bool,
     /// The time.
     pub now: Instant,
     /// When the caller stops waiting.
@@ -43,40 +48,82 @@ struct Problem<'a> {
     request_id: &'a str,
 }
 
-/// The whole response for a call that ends in `error`.
-pub fn response(error: &Error, context: Context<'_>) -> Response<Bytes> {
-    let status = error.status();
-    let upstream = context.upstream.unwrap_or("the upstream");
-    let detail = error.detail(upstream, context.now);
-    let wait = error.retry_at().map(|at| at.saturating_duration_since(context.now));
+impl Context<'_> {
+    fn detail(&self, error: &Error) -> String {
+        error.detail(self.upstream.unwrap_or("the upstream"), self.now)
+    }
+
+    /// How long the caller should wait before another try, where that is known.
+    fn wait(&self, error: &Error) -> Option<Duration> {
+        error.retry_at().map(|at| at.saturating_duration_since(self.now))
+    }
+}
+
+/// The problem JSON of a call that ends in `error`, in one line.
+pub fn problem(error: &Error, context: Context<'_>) -> Bytes {
     let skew = match error {
         Error::DeadlineExceeded { skew, .. } => *skew,
         _ => None,
     };
-    let body = json(&Problem {
+    json(&Problem {
         r#type: "about:blank",
         title: error.title(),
-        status: status.as_u16(),
-        detail: &detail,
+        status: error.status().as_u16(),
+        detail: &context.detail(error),
         error: error.word(),
         upstream: context.upstream,
         retryable: error.is_retryable(),
-        retry_after_ms: wait.map(millis),
+        retry_after_ms: context.wait(error).map(millis),
         skew_ms: skew.map(millis),
         request_id: &context.request_id.to_string(),
-    });
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
+    })
+}
+
+/// The whole response for a call that ends in `error`.
+pub fn response(error: &Error, context: Context<'_>) -> Response<Bytes> {
+    let detail = context.detail(error);
+    let wait = context.wait(error);
+    let mut response = match context.is_grpc {
+        true => trailers_only(error, &detail, wait, context),
+        false => plain(error, wait, context),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::VIA, VIA);
+    headers.insert(PROXY_STATUS.clone(), proxy_status(error, &detail));
+    response
+}
+
+fn plain(error: &Error, wait: Option<Duration>, context: Context<'_>) -> Response<Bytes> {
+    let mut response = Response::new(problem(error, context));
+    *response.status_mut() = error.status();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::VIA, VIA);
-    headers.insert(PROXY_STATUS.clone(), proxy_status(error, &detail));
     if let Some(seconds) = wait.and_then(|wait| retry_after(wait, context)) {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     if is_pointless(error, wait, context) {
         headers.insert(X_SHOULD_RETRY.clone(), HeaderValue::from_static("false"));
+    }
+    response
+}
+
+/// The times to wait go the way that gRPC clients read them (gRFC A6): -1 asks for no other try.
+fn trailers_only(
+    error: &Error,
+    detail: &str,
+    wait: Option<Duration>,
+    context: Context<'_>,
+) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, grpc::CONTENT_TYPE);
+    headers.insert(grpc::GRPC_STATUS.clone(), grpc::Status::from_http(error.status()).into());
+    headers.insert(grpc::GRPC_MESSAGE.clone(), grpc::message(detail));
+    if is_pointless(error, wait, context) {
+        headers.insert(grpc::GRPC_PUSHBACK.clone(), HeaderValue::from_static("-1"));
+    } else if let Some(wait) = wait {
+        headers.insert(grpc::GRPC_PUSHBACK.clone(), millis(wait).into());
     }
     response
 }
@@ -161,8 +208,8 @@ mod tests {
     fn respond(error: &Error, left: Option<Duration>) -> (Response<Bytes>, serde_json::Value) {
         let now = Instant::now();
         let id = RequestId::Ours(7);
-        let context =
-            Context { upstream: Some("quotes"), request_id: &id, now, deadline: left.map(|left| now + left) };
+        let deadline = left.map(|left| now + left);
+        let context = Context { upstream: Some("quotes"), request_id: &id, is_grpc: false, now, deadline };
         let response = response(error, context);
         let body = serde_json::from_slice(response.body()).unwrap();
         (response, body)

@@ -3,9 +3,12 @@
 pub mod authority;
 pub mod body;
 pub mod deadline_header;
+pub mod event_stream;
 pub mod framing;
+pub mod grpc;
 pub mod hop_by_hop;
 pub mod incoming;
+pub mod media_type;
 pub mod outflow;
 pub mod replay;
 pub mod target;

@@ -4,21 +4,29 @@
 //! So a slow reader holds back its own sender and nobody else, and memory is bounded by the number of
 //! streams. Whoever owns the stream polls this; there is no task of its own.
 
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::{Reason, SendStream};
 use http::HeaderMap;
 use http_body::Body;
+use tokio::time::{Sleep, sleep};
+
+/// A reset takes what is not yet written of its stream along, so one that ends a broken body waits for
+/// this: the head and the last words before it shall arrive. A peer that does not read loses them.
+const LAST_WORDS: Duration = Duration::from_millis(10);
 
 /// A body on its way out.
-pub struct Outflow<B> {
+pub struct Outflow<B: Body> {
     body: B,
     stream: SendStream<Bytes>,
     chunk: Bytes,
     is_last: bool,
     is_blocked: bool,
+    broken: Option<(B::Error, Pin<Box<Sleep>>)>,
 }
 
 /// Why a body did not go out whole.
@@ -33,15 +41,11 @@ pub enum Stopped<E> {
 impl<B> Outflow<B>
 where
     B: Body<Data = Bytes> + Unpin,
+    B::Error: Unpin,
 {
     /// Sends `body` behind a head that left the stream open.
     pub fn new(body: B, stream: SendStream<Bytes>) -> Self {
-        Self { body, stream, chunk: Bytes::new(), is_last: false, is_blocked: false }
-    }
-
-    /// The body.
-    pub fn body_mut(&mut self) -> &mut B {
-        &mut self.body
+        Self { body, stream, chunk: Bytes::new(), is_last: false, is_blocked: false, broken: None }
     }
 
     /// Whether the peer's window is what it waits for.
@@ -57,6 +61,14 @@ where
     /// Sends what can be sent; ready when all of it is with the connection.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stopped<B::Error>>> {
         loop {
+            if let Some((_, last_words)) = &mut self.broken {
+                ready!(last_words.as_mut().poll(cx));
+                self.stream.send_reset(Reason::INTERNAL_ERROR);
+                return match self.broken.take() {
+                    Some((error, _)) => Poll::Ready(Err(Stopped::Body(error))),
+                    None => Poll::Ready(Ok(())),
+                };
+            }
             if !self.chunk.is_empty() || self.is_last {
                 ready!(self.poll_chunk(cx)).map_err(Stopped::Peer)?;
                 if self.is_last {
@@ -78,10 +90,7 @@ where
                         return Poll::Ready(self.stream.send_trailers(trailers).map_err(Stopped::Peer));
                     }
                 },
-                Some(Err(error)) => {
-                    self.stream.send_reset(Reason::INTERNAL_ERROR);
-                    return Poll::Ready(Err(Stopped::Body(error)));
-                }
+                Some(Err(error)) => self.broken = Some((error, Box::pin(sleep(LAST_WORDS)))),
                 None => self.is_last = true,
             }
         }

@@ -408,6 +408,7 @@ async fn covers_says_whether_a_deadline_bounds_the_body() {
     for (path, kind, header, is_cut) in [
         ("/auto", "text/plain", None, true),
         ("/auto", "application/grpc", None, false),
+        ("/auto", "Text/Event-Stream; charset=utf-8", None, false),
         ("/auto", "text/event-stream", Some(300), true),
         ("/head", "text/plain", Some(300), false),
         ("/body", "text/event-stream", None, true),

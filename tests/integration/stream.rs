@@ -228,6 +228,12 @@ async fn trailers_of_an_answer_pass_when_the_client_asks_for_them() {
     exchange.finish().await;
     let answer = agent.read_response().await;
     assert_eq!((answer.text(), answer.trailers.get("grpc-status")), ("body", Some("0")));
+    // The answer used to count as one whose client left, and its connection was thrown away.
+    let answered = [("outcome", "answered"), ("code", "200")];
+    hedgerow.until_metrics(|metrics| metrics.value("hedgerow_requests_total", &answered) == 1.0).await;
+    agent.send(absolute("GET", &upstream.url("/"), &[], b"")).await;
+    upstream.next().await.respond(200, &[], b"").await;
+    assert_eq!((agent.read_response().await.status, upstream.connections()), (200, 1));
 }
 
 #[tokio::test]
