@@ -6,19 +6,17 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, sleep};
 
 use super::connection::{self, Inbound, Way};
 use super::hello;
 use super::intercept::{self, Inside};
+use super::relay::{Limits, relay};
 use super::sniff::{Sniff, sniff};
 use super::socket::ClientSocket;
 use crate::pipeline::Proxy;
@@ -31,8 +29,6 @@ use crate::wire::authority::Authority;
 
 /// How long a client may take to say what it speaks.
 const SNIFF_WAIT: Duration = Duration::from_secs(1);
-/// For each direction. A tunnel costs both from its first byte to its end.
-const COPY_BUFFER: usize = 32 * 1024;
 
 /// A tunnel that is ready to begin.
 pub struct Opened {
@@ -123,93 +119,21 @@ pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
 
 /// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the
 /// process ends.
-async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: Held) {
-    let (idle, half_closed_idle) = {
-        let stages = held.lane.stages();
-        (stages.tunnel_idle, stages.stream_idle)
-    };
-    let meter =
-        Meter { epoch: Instant::now(), moved_ms: AtomicU64::new(0), is_half_closed: AtomicBool::new(false) };
-    let mut client = Metered { io: client, meter: &meter };
-    let mut upstream = Metered { io: upstream, meter: &meter };
-    let copied = async {
-        client.write_all(&early).await?;
-        copy_bidirectional_with_sizes(&mut client, &mut upstream, COPY_BUFFER, COPY_BUFFER).await
-    };
-    tokio::pin!(copied);
+async fn copy(mut client: ClientSocket, mut upstream: Socket, early: Bytes, mut held: Held) {
+    let stages = held.lane.stages();
+    let limits = Limits { idle: stages.tunnel_idle, half_closed: stages.stream_idle };
     let proxy = held.ledger.proxy().clone();
-    let ending = proxy.ending();
-    tokio::pin!(ending);
-    let limit = || if meter.is_half_closed.load(Ordering::Relaxed) { half_closed_idle } else { idle };
-    loop {
-        let due = meter.last_moved() + limit();
-        tokio::select! {
-            biased;
-            copied = &mut copied => {
-                if let Ok((_, down)) = copied {
-                    held.ledger.sent(down as usize + early.len());
-                }
-                return;
-            }
-            () = &mut ending => return,
-            () = sleep_until(due.min(Instant::now() + half_closed_idle)) => {
-                if Instant::now() >= meter.last_moved() + limit() {
-                    return;
-                }
+    let relayed = async {
+        client.write_all(&early).await?;
+        relay(&mut client, &mut upstream, limits).await
+    };
+    tokio::select! {
+        biased;
+        relayed = relayed => {
+            if let Ok(down) = relayed {
+                held.ledger.sent(down as usize + early.len());
             }
         }
-    }
-}
-
-/// When a byte last moved, in either direction.
-struct Meter {
-    epoch: Instant,
-    moved_ms: AtomicU64,
-    is_half_closed: AtomicBool,
-}
-
-impl Meter {
-    fn last_moved(&self) -> Instant {
-        self.epoch + Duration::from_millis(self.moved_ms.load(Ordering::Relaxed))
-    }
-
-    fn read(&self, bytes: usize) {
-        if bytes == 0 {
-            self.is_half_closed.store(true, Ordering::Relaxed);
-        }
-        let ms = Instant::now().saturating_duration_since(self.epoch).as_millis() as u64;
-        self.moved_ms.store(ms, Ordering::Relaxed);
-    }
-}
-
-struct Metered<'a, S> {
-    io: S,
-    meter: &'a Meter,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<'_, S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
-        self.meter.read(buf.filled().len() - before);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<'_, S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        () = proxy.ending() => {}
     }
 }
