@@ -26,6 +26,7 @@ use crate::pipeline::Proxy;
 use crate::policy::breaker::{BreakerCell, State};
 use crate::policy::hedge::{HedgeReport, Plan};
 use crate::telemetry::metrics::{BreakerState, Listener};
+use crate::tls::interceptor::Interceptor;
 use crate::units::Span;
 use crate::upstream::registry::{Guards, Upstream};
 use crate::wire::deadline_header::format_rfc3339_millis;
@@ -179,10 +180,19 @@ fn status(view: &View) -> Value {
         "draining": view.proxy.is_draining(),
         "policy": policy_status(view, &config),
         "in_flight": view.proxy.in_flight(),
-        "connections": view.proxy.metrics().open_connections(Listener::Proxy),
+        "connections": connections(view),
         "replay_bytes": view.proxy.replay().held(),
+        "intercept_stepped_down": view.proxy.interceptor().map(Interceptor::stepped_down),
         "upstreams": upstreams,
     })
+}
+
+/// Connections of clients, however they came here.
+fn connections(view: &View) -> usize {
+    [Listener::Proxy, Listener::Transparent]
+        .map(|port| view.proxy.metrics().open_connections(port))
+        .iter()
+        .sum()
 }
 
 fn policy_status(view: &View, config: &Config) -> Value {

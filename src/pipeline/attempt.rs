@@ -123,6 +123,9 @@ async fn send(
         match connection.send(outgoing.request, interim).await {
             Ok((response, exchange)) => return checked(this.call, response, exchange),
             Err(failure) if sends < MAX_SENDS && may_resend(this.call, is_reused, &failure) => {
+                if failure.wants_http1 {
+                    lane.upstream.pool.shared.give_up();
+                }
                 may_reuse = failure.is_refused;
             }
             Err(failure) => return Err(failure.error),
@@ -177,11 +180,12 @@ async fn connection(
     }
     // Boxed, as is the rest that few attempts come to: the room would be part of every request.
     Box::pin(async {
-        if !speech.may_be_http2() {
+        let shared = &lane.upstream.pool.shared;
+        if !speech.may_be_http2() || (speech.may_be_http1() && shared.is_given_up()) {
             return dial(this, lane, speech, wanted, None).await;
         }
         loop {
-            match lane.upstream.pool.shared.claim(wanted, now).await {
+            match shared.claim(wanted, now).await {
                 Claim::Slot(slot) if is_allowed(slot.shared().origin()) => {
                     return Ok(Connection::Http2(slot));
                 }

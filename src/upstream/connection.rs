@@ -152,6 +152,8 @@ pub struct SendFailure {
     pub is_unsent: bool,
     /// The upstream itself refused to look at it, which says nothing against its health.
     pub is_refused: bool,
+    /// It refused because it takes such a request on HTTP/1.1 alone (RFC 9113 section 7).
+    pub wants_http1: bool,
 }
 
 /// An answer that is being received.

@@ -143,6 +143,7 @@ impl Prepared {
                 is_unanswered: self.traffic.read() == read,
                 is_unsent: failure.message().is_some() || self.traffic.written() == written,
                 is_refused: false,
+                wants_http1: false,
                 error: classify(failure.error()),
             }),
         }

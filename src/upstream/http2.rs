@@ -235,6 +235,7 @@ impl Slot {
                     is_unanswered: true,
                     is_unsent: true,
                     is_refused: true,
+                    wants_http1: false,
                 });
             }
         };
@@ -259,9 +260,13 @@ impl Slot {
                 let body = IncomingBody::Http2(StreamBody::new(stream, &head.headers));
                 Ok((Response::from_parts(head, ()), Answering { body, outflow, slot: Some(self) }))
             }
-            Err(Failed::Body(error)) => {
-                Err(SendFailure { error, is_unanswered: false, is_unsent: false, is_refused: false })
-            }
+            Err(Failed::Body(error)) => Err(SendFailure {
+                error,
+                is_unanswered: false,
+                is_unsent: false,
+                is_refused: false,
+                wants_http1: false,
+            }),
             Err(Failed::Stream(error)) => {
                 let is_refused = is_unprocessed(&error);
                 if error.is_go_away() || error.is_io() {
@@ -272,6 +277,7 @@ impl Slot {
                     is_unanswered: true,
                     is_unsent: is_refused,
                     is_refused,
+                    wants_http1: error.reason() == Some(Reason::HTTP_1_1_REQUIRED),
                 })
             }
         }
@@ -356,7 +362,8 @@ impl Answering {
 /// Whether the peer says that it has not looked at the request (RFC 9113 section 8.7): the stream was
 /// refused, or lies above the last one of a GOAWAY.
 fn is_unprocessed(error: &h2::Error) -> bool {
-    let is_refused = error.is_reset() && matches!(error.reason(), Some(Reason::REFUSED_STREAM));
+    let is_refused = error.is_reset()
+        && matches!(error.reason(), Some(Reason::REFUSED_STREAM | Reason::HTTP_1_1_REQUIRED));
     error.is_remote() && (is_refused || error.is_go_away())
 }
 

@@ -31,6 +31,7 @@ pub struct SharedPool {
     changed: Arc<Notify>,
     /// The last connection with TLS spoke HTTP/2, so that it is worth waiting for the next.
     speaks_http2: AtomicBool,
+    wants_http1: AtomicBool,
 }
 
 struct State {
@@ -45,7 +46,12 @@ impl Default for SharedPool {
     fn default() -> Self {
         let state =
             State { connections: Vec::new(), dialing: 0, waiting: 0, failures: 0, streams: EXPECTED_STREAMS };
-        Self { state: Mutex::new(state), changed: Arc::default(), speaks_http2: AtomicBool::new(false) }
+        Self {
+            state: Mutex::new(state),
+            changed: Arc::default(),
+            speaks_http2: AtomicBool::new(false),
+            wants_http1: AtomicBool::new(false),
+        }
     }
 }
 
@@ -88,6 +94,16 @@ impl SharedPool {
             // Whatever came of it is seen at the next look.
             let _ = timeout(PATIENCE, notified).await;
         }
+    }
+
+    /// The upstream has asked for HTTP/1.1 instead; from now on it is not offered HTTP/2.
+    pub fn give_up(&self) {
+        self.wants_http1.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the upstream has asked for HTTP/1.1 instead.
+    pub fn is_given_up(&self) -> bool {
+        self.wants_http1.load(Ordering::Relaxed)
     }
 
     /// Told when there may be room.

@@ -8,7 +8,6 @@ use h2::RecvStream;
 use http_body::{Body, Frame, SizeHint};
 
 /// A body that is being received.
-#[derive(Debug)]
 pub enum IncomingBody {
     /// There is none.
     Empty,
@@ -19,9 +18,10 @@ pub enum IncomingBody {
 }
 
 /// The body of one HTTP/2 stream. Dropping it before its end cancels the stream (RFC 9113 section 5.4.2).
-#[derive(Debug)]
 pub struct StreamBody {
     stream: RecvStream,
+    /// Tells a sender that waits for `100 Continue` to begin; the HTTP/1 library does so by itself.
+    invite: Option<Box<dyn FnOnce() + Send>>,
     /// From `Content-Length`; the library holds the peer to it.
     left: Option<u64>,
     is_data_over: bool,
@@ -34,10 +34,20 @@ impl StreamBody {
             .get(http::header::CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok())
             .and_then(|length| length.parse().ok());
-        Self { stream, left, is_data_over: false }
+        Self { stream, invite: None, left, is_data_over: false }
+    }
+
+    /// The body of a sender that begins once it is told to (RFC 9110 section 10.1.1): `invite` is called
+    /// when the body is wanted.
+    pub fn invited_by(mut self, invite: impl FnOnce() + Send + 'static) -> Self {
+        self.invite = Some(Box::new(invite));
+        self
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        if let Some(invite) = self.invite.take() {
+            invite();
+        }
         while !self.is_data_over {
             match ready!(self.stream.poll_data(cx)) {
                 Some(Ok(data)) => {

@@ -56,8 +56,8 @@ pub fn read<'a>(
     match (uri.scheme_str(), uri.authority()) {
         (Some(scheme), Some(authority)) => {
             let scheme = match scheme {
-                s if s.eq_ignore_ascii_case("http") => Scheme::Http,
-                s if s.eq_ignore_ascii_case("https") => Scheme::Https,
+                s if is_one_of(s, ["http", "ws"]) => Scheme::Http,
+                s if is_one_of(s, ["https", "wss"]) => Scheme::Https,
                 _ => return Err("the scheme of the target is neither http nor https"),
             };
             Ok(Target { scheme, authority: authority.as_str() })
@@ -68,6 +68,11 @@ pub fn read<'a>(
             None => Err("neither the target nor a Host field names an upstream"),
         },
     }
+}
+
+/// aiohttp asks for a WebSocket with `GET ws://…`, which on the wire is HTTP (RFC 6455 section 3).
+fn is_one_of(scheme: &str, names: [&str; 2]) -> bool {
+    names.iter().any(|name| scheme.eq_ignore_ascii_case(name))
 }
 
 /// Reads the target of a CONNECT: host and port, nothing else (RFC 9110 section 9.3.6).
@@ -126,6 +131,8 @@ mod tests {
         let got = target("/x", &["b.example:8080"], Version::HTTP_11);
         assert_eq!(got, Ok((Scheme::Http, "b.example:8080".into())));
         assert_eq!(target("HTTPS://a/", &["a"], Version::HTTP_11), Ok((Scheme::Https, "a".into())));
+        assert_eq!(target("ws://a/", &["a"], Version::HTTP_11), Ok((Scheme::Http, "a".into())));
+        assert_eq!(target("wss://a/", &["a"], Version::HTTP_11), Ok((Scheme::Https, "a".into())));
     }
 
     #[test]
