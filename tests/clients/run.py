@@ -138,6 +138,8 @@ def main() -> int:
         # The programs in Rust lie where hedgerow's own binary does.
         rows = clients.all_clients(asked.bin.resolve().parent, folder)
         rows = [row for row in rows if not asked.only or any(part in row.name for part in asked.only)]
+        if not rows:
+            raise SystemExit(f"no client's name has {' or '.join(asked.only)} in it")
         bench = Bench(asked.bin.resolve(), folder)
         cells = [(row, mode) for row in rows if isinstance(row, Client) for mode in modes]
         try:

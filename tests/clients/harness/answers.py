@@ -15,6 +15,8 @@ HANG = 20
 
 TEXT = {"content-type": "text/plain"}
 JSON = {"content-type": "application/json"}
+GRPC = {"content-type": "application/grpc"}
+GRPC_OK = {"grpc-status": "0"}
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 
 WORDS = ["stay", " close", " to", " the", " hedge"]
@@ -117,6 +119,22 @@ async def _stream(reply, messages: list[dict], named: bool = False, end: bytes =
     if end:
         await reply.send(end)
     await reply.end()
+
+
+async def grpc_say(request, reply):
+    """One message in, the same message out."""
+    await reply.start(200, GRPC)
+    await reply.send(bytes(request.body))
+    await reply.end(GRPC_OK)
+
+
+async def grpc_count(request, reply):
+    """One message in, as many out as an event stream has events."""
+    await reply.start(200, GRPC)
+    for _ in range(EVENTS):
+        await asyncio.sleep(GAP)
+        await reply.send(bytes(request.body))
+    await reply.end(GRPC_OK)
 
 
 # The sessions of MCP by id; each is over when its event is set.
@@ -229,6 +247,9 @@ ROUTES = {
     ("GET", "/cut"): cut,
     ("POST", "/v1/chat/completions"): openai_chat,
     ("POST", "/v1/messages"): anthropic_messages,
+    ("POST", "/grpc/say"): grpc_say,
+    ("POST", "/grpc/count"): grpc_count,
+    ("POST", "/grpc/hang"): hang,
     ("POST", "/mcp"): mcp_post,
     ("GET", "/mcp"): mcp_get,
     ("DELETE", "/mcp"): mcp_delete,

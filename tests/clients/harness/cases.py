@@ -269,9 +269,11 @@ def _soon() -> dict[str, str]:
     return {"x-request-deadline": f"{time.time() + BUDGET:.3f}"}
 
 
-def _errors(verb: str, path: str, hang: str | None = None, websocket: bool = False) -> list[Case]:
-    late = Case("past deadline", verb, path, too_late, headers=_passed, modes=READ, websocket=websocket)
-    struck = [Case("deadline", verb, hang, cut_short, headers=_soon, modes=READ)] if hang else []
+def _errors(
+    verb: str, path: str, hang: str | None = None, modes: tuple[Mode, ...] = READ, websocket: bool = False
+) -> list[Case]:
+    late = Case("past deadline", verb, path, too_late, headers=_passed, modes=modes, websocket=websocket)
+    struck = [Case("deadline", verb, hang, cut_short, headers=_soon, modes=modes)] if hang else []
     denied = Case("refused", verb, path, refused, modes=(TUNNEL,), host=DENIED, websocket=websocket)
     return [late, *struck, denied]
 
@@ -299,6 +301,13 @@ WEBSOCKET = [
     *_errors("websocket", "/echo", websocket=True),
 ]
 MCP = [Case("session", "session", "/mcp", held_a_session), *_errors("session", "/mcp")]
+# In the clear gRPC needs an upstream with `origin: h2c`, which is not a matter of the client.
+ENCRYPTED = (TUNNEL, INTERCEPT)
+GRPC = [
+    Case("unary", "unary", "/grpc/say", said("hello"), modes=ENCRYPTED),
+    Case("stream", "stream", "/grpc/count", streamed("hello"), modes=ENCRYPTED),
+    *_errors("unary", "/grpc/say", "/grpc/hang", modes=(INTERCEPT,)),
+]
 GIT = [
     Case("clone", "clone", "/repository.git", said("a first commit")),
     *_errors("clone", "/repository.git"),

@@ -67,6 +67,7 @@ def python() -> list[Client]:
         row("anthropic", cases.SDK, program("anthropic")),
         # It keeps the status to itself.
         row("mcp", cases.MCP, program("mcp"), instead_of_problems="Server returned an error response"),
+        row("grpcio", cases.GRPC, program("grpc"), refusal="403", instead_of_problems="DEADLINE_EXCEEDED"),
         row("websockets", cases.WEBSOCKET, program("websockets"), instead_of_problems="504"),
     ]
 

@@ -222,8 +222,11 @@ class Http2Reply:
     def _window(self) -> int:
         return min(CHUNK, self.connection.h2.local_flow_control_window(self.stream))
 
-    async def end(self):
-        self.connection.h2.end_stream(self.stream)
+    async def end(self, trailers: dict[str, str] | None = None):
+        if trailers:
+            self.connection.h2.send_headers(self.stream, trailers.items(), end_stream=True)
+        else:
+            self.connection.h2.end_stream(self.stream)
         await self.connection.flush()
 
     async def cut(self):
