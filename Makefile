@@ -10,22 +10,25 @@ CARGO ?= cargo
 CARGO_DENY_VERSION := 0.20.2
 LOAD := tests/bench/load/Cargo.toml
 FUZZ := tests/fuzz/Cargo.toml
+CLIENTS := tests/clients/rust/Cargo.toml
 
 SHARED := $(or $(CARGO_TARGET_DIR),target)
 
 # A command that the build or a test calls, and the Debian package that brings it. ring and mimalloc compile C.
-TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl taskset:util-linux
+# Java and Go are not among them: where they are, their clients are tested too.
+TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node:nodejs npm:npm taskset:util-linux
 
 # Suites that drive the proxy with other languages' clients declare what they need beside themselves.
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
 NODE_NEEDS := $(wildcard tests/*/package-lock.json)
 
-.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke test bench clean
+.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke clients test bench clean
 
 help:
 	@echo "make test    all that must hold: setup fmt lint doc deny, every test"
 	@echo "make unit    the library's and binary's own tests alone"
 	@echo "make fuzz-smoke    what must hold for any input, on some thousand (FUZZ_TIMES=100 for more)"
+	@echo "make clients    real clients through every mode (CLIENTS_RUN='--only httpx --mode forward' for some)"
 	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
 	@echo "make setup   install what the others need"
 
@@ -34,6 +37,7 @@ setup: tools python node
 tools:
 	missing=(); \
 	for tool in $(TOOLS); do command -v "$${tool%%:*}" >/dev/null || missing+=("$${tool##*:}"); done; \
+	python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv); \
 	if (( $${#missing[@]} )); then \
 	  as_root=(); [[ $$(id -u) == 0 ]] || as_root=(sudo); \
 	  "$${as_root[@]}" apt-get update -qq; \
@@ -63,11 +67,13 @@ fmt:
 	$(CARGO) fmt --check
 	$(CARGO) fmt --check --manifest-path $(LOAD)
 	$(CARGO) fmt --check --manifest-path $(FUZZ)
+	$(CARGO) fmt --check --manifest-path $(CLIENTS)
 
 lint:
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --manifest-path $(LOAD) -- -D warnings
 	$(CARGO) clippy --locked --all-targets --manifest-path $(FUZZ) --target-dir $(SHARED) -- -D warnings
+	$(CARGO) clippy --locked --all-targets --manifest-path $(CLIENTS) --target-dir $(SHARED) -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --lib
@@ -87,11 +93,18 @@ unit:
 fuzz-smoke:
 	$(CARGO) test --locked --manifest-path $(FUZZ) --target-dir $(SHARED) --test smoke
 
+# Its programs in Rust are built beside the binary that they are run against.
+clients: tools python node
+	$(CARGO) build --locked
+	$(CARGO) build --locked --manifest-path $(CLIENTS) --target-dir $(SHARED)
+	.venv/bin/python tests/clients/run.py --bin $(SHARED)/debug/hedgerow $(CLIENTS_RUN)
+
 # The load benchmark is built and unit-tested with the rest, so that it does not rot; it is run by `bench`.
 test: setup fmt lint doc deny
 	$(CARGO) test --locked
 	$(MAKE) fuzz-smoke
 	$(CARGO) test --locked --manifest-path $(LOAD)
+	$(MAKE) clients
 
 bench:
 	$(CARGO) build --release --locked
@@ -102,5 +115,5 @@ bench:
 clean:
 	$(CARGO) clean
 	$(CARGO) clean --manifest-path $(LOAD)
-	rm -rf tests/fuzz/target
+	rm -rf tests/fuzz/target tests/clients/rust/target
 	rm -rf .venv tests/*/node_modules

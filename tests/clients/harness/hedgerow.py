@@ -1,0 +1,162 @@
+"""hedgerow itself: the suite's policy, the process, its access log, and the environment of its clients."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from itertools import count
+from pathlib import Path
+
+from .pki import Pki
+
+# What the policy says about hosts. All of them are the origin.
+INTERCEPTED = "tool.test"
+TUNNELLED = "elsewhere.test"
+DENIED = "denied.test"
+PINNED = "pinned.test"
+# More than the 64 characters that a certificate's common name holds.
+LONG = "a-host-whose-name-is-longer-than-the-common-name-of-a.certificate.test"
+# Without a name there is no SNI. Clients are told to go to 127.0.0.1 directly, but that is not the only one.
+ADDRESS = "127.0.0.2"
+HOSTS = [INTERCEPTED, TUNNELLED, DENIED, PINNED, LONG, ADDRESS]
+
+# No second attempts and no breaker, so that what arrives at the origin is what the client sent, and a case
+# that fails leaves the others alone.
+POLICY = f"""
+listen: {{ proxy: "127.0.0.1:%(proxy)d", admin: "127.0.0.1:%(admin)d" }}
+dns: {{ servers: ["127.0.0.1:%(dns)d"] }}
+egress: {{ deny: [{DENIED}] }}
+tls: {{ ca_dir: "%(trust)s" }}
+defaults: {{ hedge: off, breaker: off }}
+upstreams:
+  intercepted: {{ hosts: [{INTERCEPTED}, {PINNED}, {LONG}, {ADDRESS}], intercept: true }}
+"""
+
+START = 15
+
+
+class Hedgerow:
+    """A running process. Its log is read as it comes."""
+
+    def __init__(self, binary: Path, folder: Path, pki: Pki, dns_port: int):
+        self.port, self.admin_port = free_ports(2)
+        self.trust = folder / "trust"
+        self.trust.mkdir()
+        policy = folder / "policy.yaml"
+        ports = {"proxy": self.port, "admin": self.admin_port, "dns": dns_port}
+        policy.write_text(POLICY % {**ports, "trust": self.trust})
+        self.messages = folder / "hedgerow.log"
+        self.process = subprocess.Popen(
+            [binary, "run", "--config", policy],
+            env={"SSL_CERT_FILE": str(pki.root)},
+            stdout=subprocess.PIPE,
+            stderr=self.messages.open("w"),
+            text=True,
+        )
+        self.log: list[dict] = []
+        self.logged = threading.Condition()
+        self.marks = count()
+        threading.Thread(target=self._read_log, daemon=True).start()
+        self._until_ready()
+
+    def stop(self):
+        """As a pod's end does it. A process that hangs or has panicked spoils the whole run."""
+        self.process.terminate()
+        code, messages = self.process.wait(timeout=30), self.messages.read_text()
+        if code != 0 or "panicked" in messages:
+            raise SystemExit(f"hedgerow left with {code}:\n{messages}")
+
+    def log_of(self, tag: str) -> list[dict]:
+        """The lines of requests with this tag that have ended.
+
+        Lines are written in the order in which requests end, but not before the answer is out. So one more
+        request is made, and its line waited for.
+        """
+        mark = f"mark-{next(self.marks)}"
+        self._ask(self.port, f"http://{DENIED}/{mark}/")
+        with self.logged:
+            if not self.logged.wait_for(lambda: self._lines(mark), timeout=5):
+                raise TimeoutError("the access log stands still")
+            return self._lines(tag)
+
+    def _lines(self, tag: str) -> list[dict]:
+        return [line for line in self.log if line.get("path", "").startswith(f"/{tag}/")]
+
+    def _read_log(self):
+        for line in self.process.stdout:
+            with self.logged:
+                self.log.append(json.loads(line))
+                self.logged.notify_all()
+
+    def _until_ready(self):
+        until = time.monotonic() + START
+        while self.process.poll() is None and time.monotonic() < until:
+            try:
+                if self._ask(self.admin_port, "/readyz") == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.02)
+        self.process.kill()
+        raise SystemExit(f"hedgerow does not start:\n{self.messages.read_text()}")
+
+    @staticmethod
+    def _ask(port: int, target: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", target)
+        return connection.getresponse().status
+
+
+def environment(proxy_port: int, trust: Path, home: Path) -> dict[str, str]:
+    """The variables of a container that hedgerow was injected into, and no others that could help.
+
+    Both cases of each proxy variable, since curl, wget and git read some in lower case alone and others prefer
+    upper case. Most programs take the bundle *instead of* the public roots, hence it holds both. Java reads
+    neither kind and has to be told by options.
+    """
+    proxy = f"http://127.0.0.1:{proxy_port}"
+    direct = "localhost,127.0.0.1,::1,.svc,.cluster.local"
+    bundle = str(trust / "bundle.pem")
+    bundles = [
+        "SSL_CERT_FILE",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "PIP_CERT",
+        "AWS_CA_BUNDLE",
+        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+        "GIT_SSL_CAINFO",
+        "NODE_EXTRA_CA_CERTS",
+        "DENO_CERT",
+        "CARGO_HTTP_CAINFO",
+    ]
+    java = [
+        *(f"-D{scheme}.proxyHost=127.0.0.1" for scheme in ("http", "https")),
+        *(f"-D{scheme}.proxyPort={proxy_port}" for scheme in ("http", "https")),
+        "-Dhttp.nonProxyHosts=localhost|127.*|[::1]",
+        f"-Djavax.net.ssl.trustStore={trust / 'truststore.p12'}",
+        "-Djavax.net.ssl.trustStorePassword=changeit",
+    ]
+    return {
+        **{name: proxy for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY")},
+        **{name: direct for name in ("no_proxy", "NO_PROXY")},
+        **{name: bundle for name in bundles},
+        "WGETRC": str(trust / "wgetrc"),
+        "JAVA_TOOL_OPTIONS": " ".join(java),
+        "NODE_USE_ENV_PROXY": "1",
+        "AIOHTTP_TRUST_ENV": "True",
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+    }
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

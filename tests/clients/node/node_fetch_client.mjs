@@ -1,0 +1,32 @@
+// The package node-fetch with proxy agents, since it reads no variable.
+import fetch from 'node-fetch';
+import { agents } from './agents.mjs';
+import { ASKED, PATIENCE, Stopwatch, read, saw, serve } from './talk.mjs';
+
+const agent = (url) => (url.protocol === 'https:' ? agents.https : agents.http);
+const call = (url, options) => fetch(url, { ...options, agent, signal: AbortSignal.timeout(PATIENCE) });
+
+async function get(url, headers) {
+  const response = await call(url, { headers });
+  return saw(response.status, await response.text());
+}
+
+async function post(url, headers) {
+  const body = JSON.stringify(ASKED);
+  const fields = { ...headers, 'content-type': 'application/json' };
+  const response = await call(url, { method: 'POST', body, headers: fields });
+  return saw(response.status, await response.text());
+}
+
+async function stream(url, headers) {
+  const stopwatch = new Stopwatch();
+  const response = await call(url, { headers });
+  return saw(response.status, await read(response.body, stopwatch), stopwatch);
+}
+
+async function twice(url, headers) {
+  await get(url, headers);
+  return get(url, headers);
+}
+
+serve({ get, post, stream, twice });
