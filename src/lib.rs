@@ -3,10 +3,12 @@
 //!
 //! # The life of a request
 //!
-//! A listener accepts the connection ([`listen::accept`]) and parks it until the first byte
-//! ([`listen::connection`]). The HTTP library reads a head; what any proxy must refuse is refused
-//! ([`listen::forward`]): odd framing, bad authorities, loops, the process's own ports. A CONNECT is
-//! dialled and becomes a tunnel, unless what comes through it turns out to be HTTP ([`listen::tunnel`]).
+//! A listener accepts the connection ([`listen::accept`]) and waits for the first bytes
+//! ([`listen::connection`]), which tell HTTP/1 ([`listen::http1`]) from HTTP/2 ([`listen::http2`]). The
+//! library reads a head; what any proxy must refuse is refused ([`listen::forward`]): odd framing, bad
+//! authorities, loops, the process's own ports. A CONNECT is dialled and becomes a tunnel, unless what
+//! comes through it turns out to be HTTP ([`listen::tunnel`]), or is TLS that the policy has end here
+//! ([`listen::intercept`]). A redirected connection ([`listen::transparent`]) goes the same ways.
 //!
 //! The request takes one snapshot of the policy ([`config`]) and goes on its journey
 //! ([`pipeline::journey`]):
@@ -14,8 +16,8 @@
 //! 1. the upstream, its policy and route ([`upstream::registry`]), made on first use and kept over
 //!    reloads;
 //! 2. one deadline ([`policy::deadline`]) for all that follows;
-//! 3. an attempt: breaker, permit, breaker again ([`pipeline::gate`]), an idle connection or a new one
-//!    ([`upstream::dial`]), the request, the head ([`pipeline::attempt`]). When the head is late, a
+//! 3. an attempt: breaker, permit, breaker again ([`pipeline::gate`]), a connection with room or a new one
+//!    ([`upstream::pool`], [`upstream::dial`]), the request, the head ([`pipeline::attempt`]). When the head is late, a
 //!    second attempt starts; the first acceptable head wins ([`pipeline::race`]) and the other is
 //!    dropped, which cancels it on the wire;
 //! 4. the answer ([`pipeline::answer`]): the head at once, the body as it comes. The permit, the verdict
