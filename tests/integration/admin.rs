@@ -188,7 +188,17 @@ async fn status_tells_the_policy_and_each_host_of_each_upstream() {
     let keys: Vec<&String> = status.as_object().unwrap().keys().collect();
     assert_eq!(
         keys,
-        ["version", "started", "draining", "policy", "in_flight", "connections", "replay_bytes", "upstreams"]
+        [
+            "version",
+            "started",
+            "draining",
+            "policy",
+            "in_flight",
+            "connections",
+            "replay_bytes",
+            "intercept_stepped_down",
+            "upstreams"
+        ]
     );
     assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!((&status["draining"], &status["replay_bytes"]), (&json!(false), &json!(0)));
