@@ -104,6 +104,12 @@ impl Agent {
         Some(tls.get_ref().1.peer_certificates()?.first()?.to_vec())
     }
 
+    /// The protocol that TLS has agreed on (ALPN); `None` without one.
+    pub fn protocol(&self) -> Option<Vec<u8>> {
+        let Socket::Tls(tls) = self.stream.get_ref() else { return None };
+        tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec)
+    }
+
     /// This side's address.
     pub fn local_address(&self) -> SocketAddr {
         self.stream.get_ref().tcp().local_addr().expect("a connected socket has an address")
