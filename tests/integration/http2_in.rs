@@ -33,7 +33,8 @@ fn intercepting(upstream: &Upstream, pki: &Pki) -> String {
 }
 
 fn ca_of(hedgerow: &HedgerowProcess) -> Vec<u8> {
-    std::fs::read(hedgerow.policy.folder().join("ca/ca.pem")).expect("the CA is written before the port opens")
+    std::fs::read(hedgerow.policy.folder().join("ca/ca.pem"))
+        .expect("the CA is written before the port opens")
 }
 
 #[tokio::test]
@@ -182,11 +183,9 @@ async fn answers_without_a_body_end_with_their_head() {
     .await;
     let hedgerow = HedgerowProcess::start("{}").await;
     let agent = Http2Agent::connect(hedgerow.proxy).await;
-    for (method, path, status, length) in [
-        ("GET", "/204", 204, None),
-        ("GET", "/304", 304, None),
-        ("HEAD", "/length", 200, Some("5")),
-    ] {
+    for (method, path, status, length) in
+        [("GET", "/204", 204, None), ("GET", "/304", 304, None), ("HEAD", "/length", 200, Some("5"))]
+    {
         let mut call = FramePeer::client(hedgerow.agent().await).await;
         let mut block = if method == "HEAD" { literal(":method", "HEAD") } else { vec![0x82] };
         block.extend(&get(&upstream.address().to_string(), path)[1..]);
@@ -194,7 +193,10 @@ async fn answers_without_a_body_end_with_their_head() {
         let answered = call.next(kind::HEADERS).await;
         assert!(answered.ends_stream(), "{method} {path}: END_STREAM stands on the head");
         let answer = agent.request(method, &upstream.url(path), &[], "").await;
-        assert_eq!((answer.status, answer.header("content-length"), answer.end), (status, length, End::Whole));
+        assert_eq!(
+            (answer.status, answer.header("content-length"), answer.end),
+            (status, length, End::Whole)
+        );
         assert!(answer.body.is_empty());
     }
 }
@@ -406,7 +408,8 @@ async fn a_drain_says_goaway_and_lets_the_streams_finish() {
     exchange.chunk("after").await;
     exchange.end().await;
     let rest = raw.rest().await;
-    let body: Vec<u8> = rest.iter().filter(|frame| frame.kind == kind::DATA).flat_map(|f| f.payload.clone()).collect();
+    let body: Vec<u8> =
+        rest.iter().filter(|frame| frame.kind == kind::DATA).flat_map(|f| f.payload.clone()).collect();
     assert_eq!(body, b"after");
     assert!(rest.iter().any(|frame| frame.stream == 1 && frame.ends_stream()), "{rest:?}");
     assert!(rest.iter().all(|frame| frame.kind != kind::RST_STREAM), "{rest:?}");
@@ -437,7 +440,10 @@ async fn a_deadline_that_strikes_before_the_head_is_an_ordinary_answer() {
     let call = agent.open(head("GET", &upstream.url("/"), &[]), true).await;
     let exchange = upstream.next().await;
     let answer = call.answer().await;
-    assert_eq!((answer.status, &answer.json()["error"], answer.end), (504, &"deadline_exceeded".into(), End::Whole));
+    assert_eq!(
+        (answer.status, &answer.json()["error"], answer.end),
+        (504, &"deadline_exceeded".into(), End::Whole)
+    );
     assert!(answer.header("proxy-status").unwrap().contains("http_response_timeout"));
     exchange.gone().await;
 }
@@ -467,7 +473,10 @@ async fn interim_answers_reach_the_client_before_the_final_one() {
     let mut exchange = upstream.next().await;
     exchange.raw(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nConnection: x\r\n\r\n").await;
     let early = call.interim().await;
-    assert_eq!((early.status().as_u16(), early.headers()["link"].to_str().unwrap()), (103, "</a.css>; rel=preload"));
+    assert_eq!(
+        (early.status().as_u16(), early.headers()["link"].to_str().unwrap()),
+        (103, "</a.css>; rel=preload")
+    );
     assert!(!early.headers().contains_key("connection"));
     exchange.respond(200, &[], "final").await;
     assert_eq!(call.answer().await.text(), "final");
@@ -512,7 +521,10 @@ async fn an_event_stream_that_is_cut_says_so_before_it_is_reset() {
         exchange.reset();
         let answer = incoming.rest().await;
         let text = answer.text();
-        assert!(text.starts_with("event: error\ndata: ") && text.ends_with("\n\n"), "round {round}: {answer:?}");
+        assert!(
+            text.starts_with("event: error\ndata: ") && text.ends_with("\n\n"),
+            "round {round}: {answer:?}"
+        );
         assert!(text.contains("upstream_incomplete") || text.contains("upstream_reset"), "{text}");
         assert!(matches!(answer.end, End::Reset(_)), "round {round}: {answer:?}");
     }

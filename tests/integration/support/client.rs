@@ -251,6 +251,12 @@ impl Agent {
         bytes
     }
 
+    /// The connection below, with nothing read ahead.
+    pub fn into_socket(self) -> Socket {
+        assert!(self.stream.buffer().is_empty(), "bytes were read ahead");
+        self.stream.into_inner()
+    }
+
     /// RST. Dropping the agent sends FIN (RST when bytes are unread).
     pub fn reset(self) {
         self.stream.into_inner().reset();

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::super::client::Agent;
 use super::super::{pki, soon};
-use super::{fields, piece};
+use super::{PATIENT, fields, piece};
 
 /// One connection. Dropping it closes it.
 pub struct Http2Agent {
@@ -100,13 +100,13 @@ impl Http2Agent {
 
     /// On a connection that is there.
     pub async fn over(agent: Agent) -> Self {
-        Self::with(agent, Builder::new().enable_push(false)).await
+        Self::with(agent, &Builder::new()).await
     }
 
     /// The same with settings of the test's own.
     pub async fn with(agent: Agent, builder: &Builder) -> Self {
-        assert!(agent.stream.buffer().is_empty(), "bytes came before the preface");
-        let handshake = builder.handshake(agent.stream.into_inner());
+        let mut builder = builder.clone();
+        let handshake = builder.enable_push(false).data_frame_budget(PATIENT).handshake(agent.into_socket());
         let (sender, connection) = soon(handshake).await.expect("the preface can be sent");
         Self { sender, connection: tokio::spawn(connection) }
     }

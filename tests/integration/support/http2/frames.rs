@@ -86,6 +86,18 @@ impl Frame {
         [&start, &self.payload[..]].concat()
     }
 
+    /// The whole frames that these bytes begin with.
+    pub fn all_in(mut bytes: &[u8]) -> Vec<Self> {
+        let mut frames = Vec::new();
+        while let Some((start, behind)) = bytes.split_first_chunk::<9>() {
+            let (length, flags, stream) = parse(start);
+            let Some((payload, rest)) = behind.split_at_checked(length) else { break };
+            frames.push(Self::new(start[3], flags, stream, payload));
+            bytes = rest;
+        }
+        frames
+    }
+
     /// The reason of a RST_STREAM or a GOAWAY.
     pub fn reason(&self) -> h2::Reason {
         let at = if self.kind == kind::GOAWAY { 4 } else { 0 };

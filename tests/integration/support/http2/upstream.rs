@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use super::super::socket::Socket;
 use super::super::soon;
 use super::wire::Wire;
-use super::{fields, piece};
+use super::{PATIENT, fields, piece};
 
 /// A fake upstream; dropping it closes its port and every connection.
 pub struct Http2Upstream {
@@ -180,7 +180,9 @@ impl Http2Upstream {
 
     /// On a free port of this address.
     pub fn on(ip: impl Into<IpAddr>) -> Setup {
-        Setup { address: SocketAddr::new(ip.into(), 0), tls: None, builder: Builder::new() }
+        let mut builder = Builder::new();
+        builder.data_frame_budget(PATIENT);
+        Setup { address: SocketAddr::new(ip.into(), 0), tls: None, builder }
     }
 
     /// Where it listens.
