@@ -25,7 +25,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::connection::{Inbound, Reply, Takeover};
 use super::forward;
 use super::socket::{ClientSocket, Http2Stream};
-use crate::call::InterimSink;
+use crate::call::{InterimSink, expects_continue};
 use crate::config::Limits;
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Answer, AnswerBody};
@@ -125,12 +125,12 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
     let (mut head, incoming) = request.into_parts();
     let is_tunnel = head.method == Method::CONNECT;
     normalise(&mut head);
+    let respond = Arc::new(Responder(Mutex::new(respond)));
     // Behind a CONNECT comes what the tunnel carries.
     let (body, tunnel) = match is_tunnel {
         true => (IncomingBody::Empty, Some(incoming)),
-        false => (IncomingBody::Http2(StreamBody::new(incoming, &head.headers)), None),
+        false => (IncomingBody::Http2(content(incoming, &head.headers, &respond)), None),
     };
-    let respond = Arc::new(Responder(Mutex::new(respond)));
     let interim: Arc<dyn InterimSink> = respond.clone();
     let answered = forward::answer(&inbound, Request::from_parts(head, body), Some(interim), false);
     match respond.unless_reset(&inbound.proxy, answered).await {
@@ -142,6 +142,16 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
         }
         None => {}
     }
+}
+
+/// The content of a request, whose client may want to be told that it is wanted (RFC 9110 section 10.1.1).
+fn content(incoming: RecvStream, headers: &HeaderMap, respond: &Arc<Responder>) -> StreamBody {
+    let content = StreamBody::new(incoming, headers);
+    if !expects_continue(headers) {
+        return content;
+    }
+    let respond = respond.clone();
+    content.asked_for(move || respond.interim(StatusCode::CONTINUE, &HeaderMap::new()))
 }
 
 /// Brings a head into the form that the rest of the proxy knows from HTTP/1.

@@ -6,7 +6,7 @@ use http::uri::PathAndQuery;
 use http::{Method, Request, Uri, Version};
 use tokio::time::Instant;
 
-use crate::call::{Call, CallBody};
+use crate::call::{Call, CallBody, expects_continue};
 use crate::error::{Cause, Error};
 use crate::policy::deadline::{Deadline, GRPC_TIMEOUT, X_REQUEST_DEADLINE};
 use crate::upstream::registry::Lane;
@@ -104,11 +104,7 @@ fn body(call: &Call) -> Result<(RequestBody, Option<Continue>), Error> {
             None => return Err(Error::Internal(Cause::from("the body has gone with another attempt"))),
         },
     };
-    let waits = call
-        .headers
-        .get(header::EXPECT)
-        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    if waits {
+    if expects_continue(&call.headers) {
         let (body, gate) = body.after_continue();
         return Ok((body, Some(gate)));
     }

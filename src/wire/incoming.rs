@@ -25,6 +25,16 @@ pub struct StreamBody {
     /// From `Content-Length`; the library holds the peer to it.
     left: Option<u64>,
     is_data_over: bool,
+    ask: Option<Ask>,
+}
+
+/// Tells the sender to go on.
+struct Ask(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Ask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ask")
+    }
 }
 
 impl StreamBody {
@@ -34,10 +44,19 @@ impl StreamBody {
             .get(http::header::CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok())
             .and_then(|length| length.parse().ok());
-        Self { stream, left, is_data_over: false }
+        Self { stream, left, is_data_over: false, ask: None }
+    }
+
+    /// The same body of a sender that waits for `100 Continue`: `ask` is called when the first byte is
+    /// wanted, as the library does on an HTTP/1 connection.
+    pub fn asked_for(self, ask: impl FnOnce() + Send + 'static) -> Self {
+        Self { ask: Some(Ask(Box::new(ask))), ..self }
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        if let Some(Ask(ask)) = self.ask.take() {
+            ask();
+        }
         while !self.is_data_over {
             match ready!(self.stream.poll_data(cx)) {
                 Some(Ok(data)) => {
