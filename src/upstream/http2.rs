@@ -34,6 +34,10 @@ const MAX_STREAMS: usize = 64;
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// What all streams of a connection may have on their way.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS as u32 * STREAM_WINDOW;
+/// What small frames of bodies may cost while they wait, at up to 256 bytes each. Events of forty bytes for
+/// clients that do not read fill their windows before this; the library would sooner take them for an attack,
+/// and the connection from those who share it.
+const SMALL_FRAMES: usize = 6 * CONNECTION_WINDOW as usize;
 /// A larger response head is a fault of the upstream, as with HTTP/1.
 const MAX_RESPONSE_HEAD: u32 = 64 * 1024;
 /// Bytes of request bodies that wait in the connection for the socket, for each stream.
@@ -93,6 +97,7 @@ impl Shared {
             .initial_max_send_streams(1)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
+            .data_frame_budget(SMALL_FRAMES)
             .max_header_list_size(MAX_RESPONSE_HEAD)
             .max_send_buffer_size(SEND_BUFFER)
             .handshake(socket)
