@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::support::client::{Agent, absolute};
 use crate::support::hedgerow::HedgerowProcess;
-use crate::support::http2::agent::head;
+use crate::support::http2::agent::{head, websocket};
 use crate::support::http2::frames::{Frame, FramePeer, MAX_CONCURRENT_STREAMS, get, kind, literal};
 use crate::support::http2::{Answer, End, Http2Agent};
 use crate::support::pki::Pki;
@@ -578,4 +578,225 @@ async fn http1_and_http2_clients_share_a_port_and_an_upstream() {
     let mut patch = hedgerow.agent().await;
     patch.send(absolute("PRINT", &upstream.url("/"), &[], b"")).await;
     assert_eq!(within(ms(5000), patch.try_response("PRINT")).await.unwrap().status, 200);
+}
+
+/// RFC 8441: what is an upgrade in HTTP/1.1 is a CONNECT with a protocol here.
+#[tokio::test]
+async fn a_websocket_on_a_stream_becomes_an_upgrade_and_frames_pass_both_ways() {
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    agent.until_websockets().await;
+    let fields =
+        [("sec-websocket-version", "13"), ("sec-websocket-protocol", "chat"), ("origin", "http://a.example")];
+    let call = agent.open(websocket(&upstream.url("/chat?room=1"), &fields), false).await;
+    let mut exchange = upstream.next().await;
+    assert_eq!((exchange.head.method.as_str(), exchange.head.target.as_str()), ("GET", "/chat?room=1"));
+    assert_eq!(exchange.header("upgrade"), Some("websocket"));
+    assert!(exchange.header("connection").unwrap().eq_ignore_ascii_case("upgrade"));
+    assert_eq!(exchange.header("sec-websocket-key").map(str::len), Some(24));
+    assert_eq!(exchange.header("sec-websocket-protocol"), Some("chat"));
+    let accepted = [
+        ("Connection", "Upgrade"),
+        ("Upgrade", "websocket"),
+        ("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
+        ("Sec-WebSocket-Protocol", "chat"),
+    ];
+    exchange.head_only(101, &accepted).await;
+    let mut incoming = call.head().await;
+    assert_eq!(incoming.status, 200);
+    for absent in ["connection", "upgrade", "sec-websocket-accept"] {
+        assert!(!incoming.headers.contains_key(absent), "{absent}");
+    }
+    assert_eq!(incoming.headers["sec-websocket-protocol"], "chat");
+    let mut tunnel = exchange.tunnel();
+    for n in 0..100 {
+        let frame = format!("frame {n:03}");
+        incoming.send(frame.clone(), false);
+        tunnel.expect(frame.as_bytes()).await;
+        tunnel.send(frame.as_bytes()).await;
+        assert_eq!(incoming.chunk().await.as_deref(), Some(frame.as_bytes()));
+    }
+    // Neighbours are not concerned, and each side can end its direction.
+    let other = agent.open(head("GET", &upstream.url("/"), &[]), true).await;
+    upstream.next().await.respond(200, &[], "beside").await;
+    assert_eq!(other.answer().await.text(), "beside");
+    incoming.send("", true);
+    assert_eq!(tunnel.rest().await.unwrap(), b"");
+    tunnel.send(b"bye").await;
+    drop(tunnel);
+    let answer = incoming.rest().await;
+    assert_eq!((answer.text(), answer.end), ("bye", End::Whole));
+}
+
+#[tokio::test]
+async fn a_websocket_that_the_upstream_refuses_is_answered_with_its_refusal() {
+    let upstream = Upstream::answering(|_| Reply::status(403).body("not you")).await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    agent.until_websockets().await;
+    let answer = agent.open(websocket(&upstream.url("/"), &[]), false).await.answer().await;
+    assert_eq!((answer.status, answer.text(), answer.end), (403, "not you", End::Whole));
+}
+
+#[tokio::test]
+async fn a_connect_on_a_stream_opens_a_tunnel_and_a_reset_closes_it() {
+    let port = crate::support::raw::RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&tool(port.address(), "hedge: off")).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    let authority = port.address().to_string();
+    for is_reset in [false, true] {
+        let call = agent.open(head("CONNECT", &authority, &[]), false).await;
+        let (mut incoming, mut far) = tokio::join!(call.head(), port.accept());
+        assert_eq!(incoming.status, 200);
+        assert!(!incoming.headers.contains_key("content-length"), "{:?}", incoming.headers);
+        incoming.send("\x16\x03\x01 client", false);
+        far.expect(b"\x16\x03\x01 client").await;
+        far.send("server").await;
+        assert_eq!(incoming.chunk().await.as_deref(), Some(&b"server"[..]));
+        if is_reset {
+            incoming.reset(Reason::CANCEL);
+            far.ended().await;
+        } else {
+            far.half_close().await;
+            incoming.send("last", true);
+            far.expect(b"last").await;
+            assert_eq!(incoming.rest().await.end, End::Whole);
+            far.ended().await;
+        }
+    }
+    let refused = agent.get(&format!("http://{}/", hedgerow.proxy)).await;
+    assert_eq!(refused.status, 404, "the proxy itself is no upstream");
+}
+
+/// Whatever HTTP/1 would read as more than one line or one target must not get there.
+#[tokio::test]
+async fn a_head_that_would_smuggle_in_http1_is_refused() {
+    let upstream = Upstream::answering(|_| Reply::ok("")).await;
+    let hedgerow = HedgerowProcess::start("{}").await;
+    let host = upstream.address().to_string();
+    let named = |path: &str| {
+        let mut block = get(&host, "/");
+        block.truncate(block.len() - literal(":path", "/").len());
+        block.extend(literal(":path", path));
+        block
+    };
+    let with = |name: &str, value: &str| [get(&host, "/"), literal(name, value)].concat();
+    let blocks = [
+        named("/a b HTTP/1.1"),
+        named("/a\r\nx-smuggled: 1"),
+        named(""),
+        named("no-slash"),
+        with("x-a", "1\r\nx-smuggled: 1"),
+        with("x-a: 1\r\nx-smuggled", "1"),
+        with("X-Upper", "1"),
+        with("connection", "close"),
+        with("transfer-encoding", "chunked"),
+        with("te", "gzip"),
+        with("upgrade", "h2c"),
+        with(":path", "/twice"),
+        [literal("x-before", "1"), get(&host, "/")].concat(),
+        get(&format!("user:pw@{host}"), "/"),
+        get("a.example\r\nx-smuggled: 1", "/"),
+        with("content-length", "5, 5"),
+        with("content-length", "-1"),
+        with("x-nul", "a\0b"),
+    ];
+    for block in blocks {
+        let mut peer = FramePeer::client(hedgerow.agent().await).await;
+        peer.send(Frame::headers(1, block.clone(), true)).await;
+        let refusal = soon(async {
+            loop {
+                match peer.try_next().await {
+                    Some(frame) if frame.stream == 1 || frame.kind == kind::GOAWAY => break Some(frame),
+                    Some(_) => {}
+                    None => break None,
+                }
+            }
+        })
+        .await;
+        let text = String::from_utf8_lossy(&block);
+        match refusal {
+            Some(frame) if frame.kind == kind::HEADERS => {
+                // An answer of ours: `:status: 400` is index 12 of the static table.
+                assert_eq!(frame.payload[0], 0x8c, "{text:?}: {frame:?}");
+            }
+            Some(frame) => assert_eq!(frame.reason(), Reason::PROTOCOL_ERROR, "{text:?}"),
+            None => {}
+        }
+    }
+    assert_eq!(upstream.count(), 0, "{:?}", upstream.requests());
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_keep_its_length_is_never_sent_on_as_whole() {
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off, breaker: off")).await;
+    for sent in ["half", "more than was promised"] {
+        let mut peer = FramePeer::client(hedgerow.agent().await).await;
+        let mut block = get(&upstream.address().to_string(), "/");
+        // `:method: POST` is index 3.
+        block[0] = 0x83;
+        block.extend(literal("content-length", "8"));
+        peer.send(Frame::headers(1, block, false)).await;
+        let mut exchange = upstream.next().await;
+        peer.send(Frame::new(kind::DATA, 1, 1, sent)).await;
+        let body = soon(exchange.try_body()).await.unwrap();
+        assert!(!body.complete, "{sent}: {body:?}");
+        assert_eq!(peer.next(kind::RST_STREAM).await.reason(), Reason::PROTOCOL_ERROR);
+    }
+}
+
+#[tokio::test]
+async fn the_host_field_stands_in_for_an_authority_and_never_against_it() {
+    let upstream = Upstream::answering(|seen| Reply::ok(seen.header("host").unwrap_or_default())).await;
+    let hedgerow = HedgerowProcess::start("{}").await;
+    let host = upstream.address().to_string();
+    let path = literal(":path", "/");
+    let without = [&[0x82, 0x86][..], &path, &literal("host", &host)].concat();
+    let against = [get(&host, "/"), literal("host", "other.example")].concat();
+    for block in [without, against] {
+        let mut peer = FramePeer::client(hedgerow.agent().await).await;
+        peer.send(Frame::headers(1, block, true)).await;
+        assert_eq!(peer.next(kind::DATA).await.payload, host.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_stops_reading_is_given_up_and_its_neighbours_are_not() {
+    let upstream = Upstream::answering(|seen| match seen.path() {
+        "/large" => Reply::ok(vec![b'x'; 16 * 1024 * 1024]),
+        _ => Reply::ok("small"),
+    })
+    .await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off, stream_idle: 300ms")).await;
+    let mut builder = Builder::new();
+    builder.initial_window_size(64 * 1024).initial_connection_window_size(1024 * 1024);
+    let agent = Http2Agent::with(hedgerow.agent().await, &builder).await;
+    let slow = agent.open(head("GET", &upstream.url("/large"), &[]), true).await.head().await;
+    upstream.until(|tally| tally.aborted == 1).await;
+    assert_eq!(agent.get(&upstream.url("/small")).await.text(), "small");
+    assert!(matches!(slow.rest().await.end, End::Reset(_)));
+}
+
+/// The keep-alive time is for connections on which nothing is, however long a stream lasts.
+#[tokio::test]
+async fn a_stream_that_outlasts_the_keep_alive_time_goes_on() {
+    let mut upstream = Upstream::start().await;
+    let policy = format!("limits: {{ keep_alive: 1s }}\n{}", tool(upstream.address(), "hedge: off"));
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    let call = agent.open(head("GET", &upstream.url("/"), &[]), true).await;
+    let mut exchange = upstream.next().await;
+    exchange.start_chunks(200, &[]).await;
+    exchange.chunk("first").await;
+    let mut incoming = call.head().await;
+    assert_eq!(incoming.chunk().await.as_deref(), Some(&b"first"[..]));
+    tokio::time::sleep(ms(2500)).await;
+    let second = agent.open(head("GET", &upstream.url("/"), &[]), true).await;
+    upstream.next().await.respond(200, &[], "beside").await;
+    assert_eq!(second.answer().await.text(), "beside", "no GOAWAY has come");
+    exchange.chunk("second").await;
+    exchange.end().await;
+    assert_eq!(incoming.rest().await.text(), "second");
 }

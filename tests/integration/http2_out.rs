@@ -11,7 +11,9 @@ use crate::support::client::{Agent, absolute, get_all};
 use crate::support::dns::{Answer as DnsAnswer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::http2::agent::head;
-use crate::support::http2::frames::{ACK, END_HEADERS, END_STREAM, Frame, FramePeer, STATUS_200, kind};
+use crate::support::http2::frames::{
+    ACK, END_HEADERS, END_STREAM, Frame, FramePeer, MAX_CONCURRENT_STREAMS, STATUS_200, kind,
+};
 use crate::support::http2::{Http2Agent, Http2Upstream, Stream, values};
 use crate::support::pki::{self, Pki};
 use crate::support::policy::{TOOL, named, tool};
@@ -514,40 +516,121 @@ async fn a_connection_that_has_gone_mute_is_not_used_for_ever() {
 #[tokio::test]
 async fn a_websocket_gets_a_connection_of_http1_from_an_upstream_that_prefers_http2() {
     let pki = Pki::new();
-    let mut upstream = Upstream::on([127, 0, 0, 1])
-        .tls(pki::speaking(&pki.server(&["127.0.0.1"]), &["http/1.1"]))
-        .start()
-        .await;
-    // The same host and port cannot listen twice, so what ALPN agrees on is what the upstream saw offered: this
-    // one takes HTTP/1.1 alone, and the next one would take HTTP/2 for anything that offers it.
-    let policy = |to: std::net::SocketAddr| {
-        format!(
-            "tls: {{ ca_file: \"{}\" }}\n{}",
-            pki.ca_file().display(),
-            tool(to, "origin: https, hedge: off")
-        )
-    };
-    let hedgerow = HedgerowProcess::start(&policy(upstream.address())).await;
-    let upgrade = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")];
-    let mut agent = hedgerow.agent().await;
-    agent.send(absolute("GET", &upstream.url("/ws"), &upgrade, b"")).await;
-    let mut exchange = upstream.next().await;
-    exchange.head_only(101, &[("Connection", "upgrade"), ("Upgrade", "websocket")]).await;
-    assert_eq!(agent.read_head().await.status, 101);
-
-    let mut upstream = Upstream::on([127, 0, 0, 1]).tls(both(&pki, &["127.0.0.1"])).start().await;
-    let hedgerow = HedgerowProcess::start(&policy(upstream.address())).await;
-    for _ in 0..2 {
+    let mut upstream = Http2Upstream::on([127, 0, 0, 1]).tls(both(&pki, &["127.0.0.1"])).start().await;
+    let policy = format!(
+        "tls: {{ ca_file: \"{}\" }}\n{}",
+        pki.ca_file().display(),
+        tool(upstream.address(), "origin: https, hedge: off")
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let url = upstream.url("/");
+    for round in 1..=3 {
+        let upgrade = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")];
         let mut agent = hedgerow.agent().await;
-        agent.send(absolute("GET", &upstream.url("/ws"), &upgrade, b"")).await;
-        let mut exchange = upstream.next().await;
-        assert_eq!(exchange.header("upgrade"), Some("websocket"), "HTTP/1.1, though h2 was to be had");
-        exchange.head_only(101, &[("Connection", "upgrade"), ("Upgrade", "websocket")]).await;
+        agent.send(absolute("GET", &url, &upgrade, b"")).await;
+        let mut peer = upstream.next_http1().await;
+        let request = peer.read_request().await;
+        assert_eq!(request.headers.get("upgrade"), Some("websocket"));
+        peer.send("HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
         assert_eq!(agent.read_head().await.status, 101);
-        let mut tunnel = exchange.tunnel();
         agent.send("ping").await;
-        tunnel.expect(b"ping").await;
+        peer.expect(b"ping").await;
+        peer.send("pong").await;
+        agent.expect(b"pong").await;
+        // Calls go over HTTP/2 before and behind it, and share their connection.
+        let (answer, ()) =
+            tokio::join!(hedgerow.get(&url), async { upstream.next().await.respond(200, &[], "h2").await });
+        assert_eq!(answer.text(), "h2");
+        assert_eq!(upstream.tally().connections, round + 1);
     }
+}
+
+/// What the other version says with its framing.
+#[tokio::test]
+async fn answers_without_a_body_and_of_unknown_length_are_framed_for_http1() {
+    let upstream = Http2Upstream::serving(|mut stream: Stream| async move {
+        match stream.uri.path() {
+            "/204" => stream.respond(204, &[], "").await,
+            "/304" => stream.respond(304, &[("etag", "\"x\"")], "").await,
+            "/empty" => stream.respond(200, &[], "").await,
+            "/length" if stream.method == "HEAD" => stream.respond(200, &[("content-length", "5")], "").await,
+            "/length" => stream.respond(200, &[("content-length", "5")], "12345").await,
+            _ => {
+                stream.head(200, &[]);
+                stream.data("unknown ").await;
+                stream.data("length").await;
+                stream.end();
+            }
+        }
+    })
+    .await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off")).await;
+    let mut agent = hedgerow.agent().await;
+    for (method, path, status, length, body) in [
+        ("GET", "/204", 204, None, ""),
+        ("GET", "/304", 304, None, ""),
+        ("GET", "/empty", 200, Some("0"), ""),
+        ("HEAD", "/length", 200, Some("5"), ""),
+        ("GET", "/length", 200, Some("5"), "12345"),
+        ("GET", "/unknown", 200, None, "unknown length"),
+        ("GET", "/204", 204, None, ""),
+    ] {
+        let answer = agent.request(method, &upstream.url(path), &[], b"").await;
+        assert_eq!((answer.status, answer.text(), answer.complete), (status, body, true), "{method} {path}");
+        assert_eq!(answer.header("content-length"), length, "{method} {path}");
+    }
+    let mut old = hedgerow.agent().await;
+    old.send(format!("GET {} HTTP/1.0\r\n\r\n", upstream.url("/unknown"))).await;
+    let answer = old.read_response().await;
+    assert_eq!((answer.text(), answer.header("transfer-encoding")), ("unknown length", None));
+}
+
+#[tokio::test]
+async fn a_hundred_calls_at_once_share_two_connections() {
+    let mut upstream = Http2Upstream::start().await;
+    let stages = "hedge: off, bulkhead: { max_concurrent: 200 }";
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), stages)).await;
+    let urls = vec![upstream.url("/"); 100];
+    let (answers, ()) = tokio::join!(get_all(hedgerow.proxy, &urls), async {
+        let mut held = Vec::new();
+        for _ in 0..100 {
+            held.push(upstream.next().await);
+        }
+        for stream in held {
+            stream.respond(200, &[], "held").await;
+        }
+    });
+    assert!(answers.iter().all(|answer| answer.text() == "held"));
+    let tally = upstream.tally();
+    assert!(tally.max_streams <= 64 && (2..=3).contains(&tally.connections), "{tally:?}");
+}
+
+/// Settings may change while the connection is in use.
+#[tokio::test]
+async fn a_limit_that_the_upstream_lowers_later_holds_for_what_comes_later() {
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), "hedge: off")).await;
+    let url = port.url("/");
+    let (answer, mut first) = tokio::join!(hedgerow.get(&url), async {
+        let mut peer = FramePeer::server(port.accept().await, &[]).await;
+        let stream = peer.next(kind::HEADERS).await.stream;
+        peer.send(Frame::settings(&[(MAX_CONCURRENT_STREAMS, 1)])).await;
+        peer.next(kind::SETTINGS).await;
+        peer.send(Frame::headers(stream, STATUS_200, true)).await;
+        peer
+    });
+    assert_eq!(answer.status, 200);
+    let held = async { hedgerow.get(&url).await };
+    let next = async { hedgerow.get(&url).await };
+    let (one, two, _open) = tokio::join!(held, next, async {
+        let kept = first.next(kind::HEADERS).await.stream;
+        let mut second = FramePeer::server(port.accept().await, &[]).await;
+        let other = second.next(kind::HEADERS).await.stream;
+        second.send(Frame::headers(other, STATUS_200, true)).await;
+        first.send(Frame::headers(kept, STATUS_200, true)).await;
+        (first, second)
+    });
+    assert_eq!((one.status, two.status), (200, 200));
 }
 
 #[tokio::test]

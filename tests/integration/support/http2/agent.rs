@@ -145,6 +145,16 @@ impl Http2Agent {
         Call { answer, sending }
     }
 
+    /// Waits until the other side's settings allow an extended CONNECT.
+    pub async fn until_websockets(&self) {
+        soon(async {
+            while !self.sender.is_extended_connect_protocol_enabled() {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    }
+
     /// Whether the connection takes no more streams.
     pub async fn is_closed(&self) -> bool {
         self.sender.clone().ready().await.is_err()
@@ -172,6 +182,13 @@ pub async fn tunnel_in_tls(proxy: SocketAddr, authority: &str, ca_pem: &[u8]) ->
     agent
 }
 
+/// The head of an extended CONNECT (RFC 8441), which opens a WebSocket on a stream.
+pub fn websocket(url: &str, headers: &[(&str, &str)]) -> Request<()> {
+    let mut request = head("CONNECT", url, headers);
+    request.extensions_mut().insert(h2::ext::Protocol::from_static("websocket"));
+    request
+}
+
 /// A stream that was opened.
 pub struct Call {
     answer: ResponseFuture,
@@ -184,10 +201,8 @@ impl Call {
         let mut bytes = bytes.into();
         while !bytes.is_empty() {
             self.sending.reserve_capacity(bytes.len());
-            let room = match soon(std::future::poll_fn(|cx| self.sending.poll_capacity(cx))).await {
-                Some(Ok(room)) => room,
-                _ => return false,
-            };
+            let room = soon(std::future::poll_fn(|cx| self.sending.poll_capacity(cx))).await;
+            let Some(Ok(room)) = room else { return false };
             let piece = bytes.split_to(room.min(bytes.len()));
             if self.sending.send_data(piece, is_last && bytes.is_empty()).is_err() {
                 return false;

@@ -12,12 +12,14 @@ use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, Request, Response, request};
 use parking_lot::Mutex;
 use socket2::SockRef;
+use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
+use super::super::client::Agent;
 use super::super::socket::Socket;
 use super::super::soon;
 use super::wire::Wire;
@@ -28,6 +30,7 @@ pub struct Http2Upstream {
     address: SocketAddr,
     record: Arc<Record>,
     streams: mpsc::UnboundedReceiver<Stream>,
+    others: mpsc::UnboundedReceiver<Agent>,
     accepting: JoinHandle<()>,
     connections: Arc<Mutex<JoinSet<()>>>,
 }
@@ -156,11 +159,12 @@ impl Setup {
         let address = listener.local_addr().expect("a bound listener has an address");
         let record = Arc::new(Record::default());
         let (sender, streams) = mpsc::unbounded_channel();
+        let (other, others) = mpsc::unbounded_channel();
         let Self { tls, builder, .. } = self;
-        let host = Arc::new(Host { record: record.clone(), tls, builder, script, streams: sender });
+        let host = Arc::new(Host { record: record.clone(), tls, builder, script, streams: sender, other });
         let connections = Arc::new(Mutex::new(JoinSet::new()));
         let accepting = tokio::spawn(host.accept(listener, connections.clone()));
-        Http2Upstream { address, record, streams, accepting, connections }
+        Http2Upstream { address, record, streams, others, accepting, connections }
     }
 }
 
@@ -202,6 +206,13 @@ impl Http2Upstream {
         async { stream.await.expect("the accept loop runs as long as the upstream lives") }
     }
 
+    /// The next connection that did not agree on HTTP/2, to be spoken on by hand.
+    #[track_caller]
+    pub fn next_http1(&mut self) -> impl Future<Output = Agent> {
+        let other = soon(self.others.recv());
+        async { other.await.expect("the accept loop runs as long as the upstream lives") }
+    }
+
     /// Waits until the numbers are as wanted, and returns them.
     #[track_caller]
     pub fn until(&self, wanted: impl Fn(&Tally) -> bool) -> impl Future<Output = Tally> {
@@ -239,6 +250,7 @@ struct Host {
     builder: Builder,
     script: Option<Script>,
     streams: mpsc::UnboundedSender<Stream>,
+    other: mpsc::UnboundedSender<Agent>,
 }
 
 /// What a test has a connection do.
@@ -268,6 +280,10 @@ impl Host {
         let socket = match &self.tls {
             None => Socket::Plain(tcp),
             Some(acceptor) => match acceptor.accept(tcp).await {
+                Ok(tls) if tls.get_ref().1.alpn_protocol() != Some(b"h2") => {
+                    let stream = BufReader::new(Socket::Tls(Box::new(tls.into())));
+                    return drop(self.other.send(Agent { stream }));
+                }
                 Ok(tls) => Socket::Tls(Box::new(tls.into())),
                 Err(_) => return,
             },
@@ -393,10 +409,8 @@ impl Stream {
         let Some(sending) = &mut self.sending else { return false };
         while !bytes.is_empty() {
             sending.reserve_capacity(bytes.len());
-            let room = match std::future::poll_fn(|cx| sending.poll_capacity(cx)).await {
-                Some(Ok(room)) => room,
-                _ => return false,
-            };
+            let room = std::future::poll_fn(|cx| sending.poll_capacity(cx)).await;
+            let Some(Ok(room)) = room else { return false };
             if sending.send_data(bytes.split_to(room.min(bytes.len())), false).is_err() {
                 return false;
             }
