@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 use h2::client::{Builder, ResponseFuture, SendRequest};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -246,12 +246,17 @@ impl Slot {
         let mut outflow = (!is_bodiless).then(|| Outflow::new(body, stream));
         let outcome = poll_fn(|cx| {
             while let Poll::Ready(Some(Ok(early))) = answer.poll_informational(cx) {
+                // RFC 9113 section 8.6: passed on, an HTTP/1 client would take its connection for switched.
+                if early.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    let cause = Cause::from("a 101 on an HTTP/2 stream");
+                    return Poll::Ready(Err(Failed::Exchange(Error::UpstreamInvalid(cause))));
+                }
                 if let Some(interim) = &interim {
                     interim.pass(early.status(), early.headers());
                 }
             }
             if let Err(lost) = send_on(&mut outflow, cx) {
-                return Poll::Ready(Err(Failed::Body(lost)));
+                return Poll::Ready(Err(Failed::Exchange(lost)));
             }
             poll_answer(&mut answer, cx).map_err(Failed::Stream)
         })
@@ -264,7 +269,7 @@ impl Slot {
                 let body = IncomingBody::Http2(StreamBody::new(stream, &head.headers));
                 Ok((Response::from_parts(head, ()), Answering { body, outflow, slot: Some(self) }))
             }
-            Err(Failed::Body(error)) => {
+            Err(Failed::Exchange(error)) => {
                 Err(SendFailure { error, is_unanswered: false, is_unsent: false, is_refused: false })
             }
             Err(Failed::Stream(error)) => {
@@ -297,7 +302,8 @@ impl Drop for Slot {
 }
 
 enum Failed {
-    Body(Error),
+    /// What was said, or the client's own body, is at fault.
+    Exchange(Error),
     Stream(h2::Error),
 }
 
