@@ -1,5 +1,7 @@
 //! Upstreams that speak HTTP/2: what they see of a call, and how the calls share their connections.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,9 +14,9 @@ use crate::support::dns::{Answer as DnsAnswer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::http2::agent::head;
 use crate::support::http2::frames::{
-    ACK, END_HEADERS, END_STREAM, Frame, FramePeer, MAX_CONCURRENT_STREAMS, STATUS_200, kind,
+    ACK, END_HEADERS, END_STREAM, Frame, FramePeer, MAX_CONCURRENT_STREAMS, STATUS_200, get, kind, literal,
 };
-use crate::support::http2::{Http2Agent, Http2Upstream, Stream, values};
+use crate::support::http2::{End, Http2Agent, Http2Upstream, Stream, values};
 use crate::support::pki::{self, Pki};
 use crate::support::policy::{TOOL, named, tool};
 use crate::support::raw::RawPort;
@@ -288,18 +290,24 @@ async fn c040_never_more_streams_than_the_upstream_takes() {
 #[tokio::test]
 async fn c041_a_slow_reader_does_not_hold_back_the_others_on_its_connection() {
     const LARGE: usize = 30 * 1024 * 1024;
-    let upstream = Http2Upstream::serving(|mut stream| async move {
-        if stream.uri.path() != "/large" {
-            return stream.respond(200, &[], "small").await;
-        }
-        stream.head(200, &[]);
-        let piece = Bytes::from(vec![b'x'; 64 * 1024]);
-        for _ in 0..LARGE / piece.len() {
-            if !stream.data(piece.clone()).await {
-                return;
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = sent.clone();
+    let upstream = Http2Upstream::serving(move |mut stream| {
+        let counted = counted.clone();
+        async move {
+            if stream.uri.path() != "/large" {
+                return stream.respond(200, &[], "small").await;
             }
+            stream.head(200, &[]);
+            let piece = Bytes::from(vec![b'x'; 64 * 1024]);
+            for _ in 0..LARGE / piece.len() {
+                if !stream.data(piece.clone()).await {
+                    return;
+                }
+                counted.fetch_add(piece.len(), Ordering::Relaxed);
+            }
+            stream.end();
         }
-        stream.end();
     })
     .await;
     let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off")).await;
@@ -307,6 +315,16 @@ async fn c041_a_slow_reader_does_not_hold_back_the_others_on_its_connection() {
     let mut slow = hedgerow.agent().await;
     slow.send(absolute("GET", &upstream.url("/large"), &[], b"")).await;
     let large = slow.read_head().await;
+    // Every buffer on the way is full when no more of it comes.
+    let mut before = 0;
+    loop {
+        sleep(ms(150)).await;
+        match std::mem::replace(&mut before, sent.load(Ordering::Relaxed)) {
+            stalled if stalled == before => break,
+            _ => {}
+        }
+    }
+    assert!(before < LARGE, "somebody has taken all of it");
     let mut took = Vec::new();
     for _ in 0..5 {
         let calls = (0..20).map(|_| async {
@@ -688,7 +706,7 @@ async fn an_answer_before_the_end_of_an_upload_is_the_answer_whichever_way_the_u
         assert!(call.send(vec![b'x'; 1000], false).await);
         let stream = peer.next(kind::HEADERS).await.stream;
         peer.next(kind::DATA).await;
-        let block = [STATUS_200, &crate::support::http2::frames::literal("x-early", "1")].concat();
+        let block = [STATUS_200, &literal("x-early", "1")].concat();
         // In one packet, so that the reset is there before anybody has read the body.
         let answer = [
             Frame::new(kind::HEADERS, END_HEADERS, stream, block).encode(),
@@ -698,7 +716,7 @@ async fn an_answer_before_the_end_of_an_upload_is_the_answer_whichever_way_the_u
         peer.0.send(answer.concat()).await;
         let answer = call.answer().await;
         assert_eq!((answer.status, answer.text()), (200, "enough"), "round {round}: {answer:?}");
-        assert_eq!(answer.end, crate::support::http2::End::Whole, "round {round}");
+        assert_eq!(answer.end, End::Whole, "round {round}");
         call = agent.open(head("POST", &url, &[]), false).await;
     }
     breaker_is_closed(&hedgerow).await;
@@ -822,4 +840,189 @@ async fn the_proxys_end_of_a_connection_answers_settings_and_pings() {
         peer
     });
     assert_eq!(answer.status, 200);
+}
+
+/// The end of a kept connection crosses the next request on the wire: such a request goes out once more.
+#[tokio::test]
+async fn c027_a_connection_that_its_upstream_closes_between_calls_costs_no_call() {
+    let upstream = Http2Upstream::serving(|stream| async move {
+        let below = stream.connection_below();
+        let n: u64 = stream.uri.path()[1..].parse().expect("a number");
+        stream.respond(200, &[], n.to_string()).await;
+        sleep(ms(n % 7)).await;
+        below.close();
+    })
+    .await;
+    let stages = "hedge: off, breaker: { consecutive_failures: 1 }";
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), stages)).await;
+    let mut agent = hedgerow.agent().await;
+    for n in 0..300_u64 {
+        let answer = agent.get(&upstream.url(&format!("/{n}"))).await;
+        assert_eq!((answer.status, answer.text()), (200, n.to_string().as_str()));
+        sleep(ms(n % 5)).await;
+    }
+    let tally = upstream.tally();
+    assert!(tally.requests <= 600 && tally.connections > 20, "{tally:?}");
+    breaker_is_closed(&hedgerow).await;
+}
+
+/// A request whose client breaks off must not look complete to who acts on it.
+#[tokio::test]
+async fn an_upload_that_its_client_breaks_off_is_reset_and_never_ended() {
+    let mut upstream = Http2Upstream::start().await;
+    let stages = "hedge: off, breaker: { consecutive_failures: 1 }";
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), stages)).await;
+    let host = upstream.address();
+    for by_reset in [false, true] {
+        for framing in ["Content-Length: 10\r\n\r\nhalf", "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"] {
+            let mut agent = hedgerow.agent().await;
+            agent.send(format!("POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\n{framing}")).await;
+            let mut stream = upstream.next().await;
+            assert_eq!(stream.chunk().await.as_deref(), Some(&b"half"[..]));
+            if by_reset {
+                agent.reset();
+            } else {
+                drop(agent);
+            }
+            assert!(matches!(stream.body_end().await, Some(End::Reset(_))), "{framing:?}");
+        }
+    }
+    // Bytes that are no body are the client's fault too.
+    let mut agent = hedgerow.agent().await;
+    let bad = format!(
+        "POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+    );
+    agent.send(bad).await;
+    let mut stream = upstream.next().await;
+    agent.send("zz\r\n").await;
+    assert_eq!(agent.read_response().await.status, 400);
+    assert!(matches!(stream.body_end().await, Some(End::Reset(_))));
+    // And over HTTP/2.
+    let second = Http2Agent::connect(hedgerow.proxy).await;
+    for _ in 0..50 {
+        let mut call = second.open(head("POST", &upstream.url("/"), &[]), false).await;
+        assert!(call.send("half", false).await);
+        let mut stream = upstream.next().await;
+        assert_eq!(stream.chunk().await.as_deref(), Some(&b"half"[..]));
+        call.reset(Reason::CANCEL);
+        assert!(matches!(stream.body_end().await, Some(End::Reset(_))));
+    }
+    assert_eq!(upstream.tally().connections, 1, "the connection goes on");
+    breaker_is_closed(&hedgerow).await;
+}
+
+/// Whatever an upstream says that is no HTTP/2 costs its own call alone.
+#[tokio::test]
+async fn an_upstream_that_breaks_the_rules_is_told_as_broken_and_dialled_anew() {
+    let port = RawPort::bind().await;
+    let stages = "hedge: off, breaker: off, deadline: { default: 5s }";
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), stages)).await;
+    let url = port.url("/");
+    let many = literal("x-large", &"y".repeat(120)).repeat(700);
+    let floods: Vec<(&str, Vec<Frame>)> = vec![
+        ("an oversized frame", vec![Frame::new(kind::DATA, 0, 1, vec![0; 20_000])]),
+        ("a head that cannot be read", vec![Frame::headers(1, vec![0xff; 30], true)]),
+        ("a head without a status", vec![Frame::headers(1, literal("x-a", "1"), true)]),
+        ("data before a head", vec![Frame::new(kind::DATA, END_STREAM, 1, "early")]),
+        ("a stream that nobody opened", vec![Frame::headers(7, STATUS_200, true)]),
+        ("a push", vec![Frame::new(5, END_HEADERS, 1, [&[0, 0, 0, 2][..], &get("a", "/")].concat())]),
+        ("a settings frame of odd length", vec![Frame::new(kind::SETTINGS, 0, 0, "odd")]),
+        ("a continuation of nothing", vec![Frame::new(kind::CONTINUATION, END_HEADERS, 1, "")]),
+        ("an endless head", {
+            let first = Frame::new(kind::HEADERS, 0, 1, STATUS_200);
+            let more = |_| Frame::new(kind::CONTINUATION, 0, 1, &many[..16_000]);
+            std::iter::once(first).chain((0..200).map(more)).collect()
+        }),
+        ("a 101", vec![Frame::headers(1, literal(":status", "101"), true)]),
+        ("both lengths", {
+            let block =
+                [STATUS_200, &literal("content-length", "1"), &literal("content-length", "2")].concat();
+            vec![Frame::headers(1, block, false)]
+        }),
+    ];
+    for (what, frames) in floods {
+        let (answer, _open) = tokio::join!(hedgerow.get(&url), async {
+            let mut peer = FramePeer::server(port.accept().await, &[]).await;
+            peer.next(kind::HEADERS).await;
+            for frame in frames {
+                peer.send(frame).await;
+            }
+            // Ends what would otherwise be reused, as far as it is still open.
+            peer.send(Frame::go_away(1, Reason::NO_ERROR)).await;
+            peer
+        });
+        assert_eq!(answer.status, 502, "{what}: {answer:?}");
+        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        assert!(["upstream_invalid", "upstream_reset"].contains(&error.as_str()), "{what}: {error}");
+    }
+    let (answer, _open) = tokio::join!(hedgerow.get(&url), async {
+        let mut peer = FramePeer::server(port.accept().await, &[]).await;
+        let stream = peer.next(kind::HEADERS).await.stream;
+        peer.send(Frame::headers(stream, STATUS_200, true)).await;
+        peer
+    });
+    assert_eq!(answer.status, 200);
+    assert!(!hedgerow.stderr.text().contains("panick"), "{}", hedgerow.stderr.text());
+}
+
+/// What a client has on an answer that is too large to be one is an error, and its neighbours do not notice.
+#[tokio::test]
+async fn an_answer_with_an_enormous_head_is_an_error_of_its_own_call() {
+    let large = "x".repeat(100 * 1024);
+    let upstream = Http2Upstream::serving(move |stream| {
+        let large = large.clone();
+        async move {
+            match stream.uri.path() {
+                "/large" => stream.respond(200, &[("x-large", &large)], "").await,
+                _ => stream.respond(200, &[], "small").await,
+            }
+        }
+    })
+    .await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off, breaker: off")).await;
+    for _ in 0..3 {
+        let answer = hedgerow.get(&upstream.url("/large")).await;
+        assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_invalid".into()), "{answer:?}");
+        assert_eq!(hedgerow.get(&upstream.url("/small")).await.text(), "small");
+    }
+}
+
+/// HTTP/2 on both legs of an interception, each on its own terms.
+#[tokio::test]
+async fn c044_each_leg_of_an_interception_speaks_what_its_peer_speaks() {
+    let pki = Pki::new();
+    for (offered, expected) in [(&["h2", "http/1.1"][..], "h2"), (&["http/1.1"], "http/1.1"), (&[], "none")] {
+        let acceptor = pki::speaking(&pki.server(&["127.0.0.1"]), offered);
+        let mut upstream = Http2Upstream::on([127, 0, 0, 1]).tls(acceptor).start().await;
+        let authority = upstream.address().to_string();
+        let policy = format!(
+            "tls: {{ ca_dir: ca, ca_file: \"{}\" }}\n{}",
+            pki.ca_file().display(),
+            tool(&authority, "intercept: true, hedge: off")
+        );
+        let hedgerow = HedgerowProcess::start(&policy).await;
+        let ca = std::fs::read(hedgerow.policy.folder().join("ca/ca.pem")).expect("the CA is there");
+        let agent = Http2Agent::intercepted(hedgerow.proxy, &authority, &ca).await;
+        let url = format!("https://{authority}/x");
+        let (answer, ()) = tokio::join!(agent.request("POST", &url, &[("te", "trailers")], "body"), async {
+            if expected == "h2" {
+                let mut stream = upstream.next().await;
+                assert_eq!(stream.uri.to_string(), url);
+                assert_eq!(stream.body().await.0, b"body");
+                stream.head(200, &[]);
+                assert!(stream.data("answer").await);
+                return stream.trailers(&[("x-check", "1")]);
+            }
+            let mut peer = upstream.next_http1().await;
+            let request = peer.read_request().await;
+            assert_eq!(request.headers.get("host"), Some(authority.as_str()));
+            assert_eq!(peer.read_body(request.framing().unwrap()).await.bytes, b"body");
+            peer.send(
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nanswer\r\n0\r\nx-check: 1\r\n\r\n",
+            )
+            .await;
+        });
+        assert_eq!((answer.status, answer.text(), answer.end), (200, "answer", End::Whole), "{offered:?}");
+        assert_eq!(answer.trailer("x-check"), Some("1"), "{offered:?}");
+    }
 }

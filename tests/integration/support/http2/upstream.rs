@@ -22,6 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use super::super::client::Agent;
 use super::super::socket::Socket;
 use super::super::soon;
+use super::agent::End;
 use super::wire::Wire;
 use super::{PATIENT, fields, piece};
 
@@ -258,6 +259,7 @@ struct Host {
 enum Order {
     GoAway,
     Abort(Reason),
+    Close,
     Cut,
 }
 
@@ -308,6 +310,7 @@ impl Host {
                 Some(order) = ordered.recv() => match order {
                     Order::GoAway => http.graceful_shutdown(),
                     Order::Abort(reason) => http.abrupt_shutdown(reason),
+                    Order::Close => return,
                     Order::Cut => {
                         twin.set_linger(Some(std::time::Duration::ZERO)).expect("an open socket takes it");
                         return;
@@ -362,6 +365,20 @@ impl Stream {
     pub fn chunk(&mut self) -> impl Future<Output = Option<Bytes>> {
         let chunk = soon(piece(&mut self.body));
         async { chunk.await.map(|chunk| chunk.expect("the body goes on")) }
+    }
+
+    /// How the request's body ends: `None` when it ends whole.
+    #[track_caller]
+    pub fn body_end(&mut self) -> impl Future<Output = Option<End>> {
+        soon(async {
+            loop {
+                match piece(&mut self.body).await {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Some(End::from(&error)),
+                    None => return None,
+                }
+            }
+        })
     }
 
     /// The request's body, and its trailers.
@@ -462,6 +479,11 @@ impl Stream {
         })
     }
 
+    /// The connection below, to be ended.
+    pub fn connection_below(&self) -> Below {
+        Below(self.orders.clone())
+    }
+
     /// Has the connection say GOAWAY and finish what is on it.
     pub fn go_away(&self) {
         let _ = self.orders.send(Order::GoAway);
@@ -475,5 +497,15 @@ impl Stream {
     /// Ends the TCP connection with RST, all its streams with it.
     pub fn cut(&self) {
         let _ = self.orders.send(Order::Cut);
+    }
+}
+
+/// What a stream runs on; outlives it.
+pub struct Below(mpsc::UnboundedSender<Order>);
+
+impl Below {
+    /// Ends the TCP connection with FIN and without a GOAWAY.
+    pub fn close(&self) {
+        let _ = self.0.send(Order::Close);
     }
 }
