@@ -207,13 +207,15 @@ impl std::fmt::Display for RequestId {
     }
 }
 
-/// Whether the client sends its body only after a `100 Continue` (RFC 9110 section 10.1.1).
-pub fn expects_continue(headers: &HeaderMap) -> bool {
-    headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
-}
-
 /// Whether the request has a body to wait for.
 pub fn has_body(headers: &HeaderMap) -> bool {
     headers.contains_key(header::TRANSFER_ENCODING)
         || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0")
+}
+
+/// Whether the client sends its content only when told to (RFC 9110 section 10.1.1).
+pub fn expects_continue(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::EXPECT)
+        .is_some_and(|expected| expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }

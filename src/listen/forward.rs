@@ -81,6 +81,10 @@ enum Checked {
 
 fn check(inbound: &Inbound, config: &Config, request: &Request<IncomingBody>) -> Result<Checked, Error> {
     let headers = request.headers();
+    // HTTP/1 has been held to it by its library.
+    if headers.len() > config.limits.fields {
+        return Err(Error::HeadersTooLarge);
+    }
     framing::check_request(headers).map_err(Error::InvalidRequest)?;
     let length = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
     if length > config.limits.target {

@@ -37,6 +37,10 @@ use crate::wire::outflow::Outflow;
 const STREAM_WINDOW: u32 = 64 * 1024;
 /// The same for all of a connection.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
+/// What small frames of bodies may cost while they wait, at up to 256 bytes each. Frames of forty bytes, such
+/// as messages of gRPC, fill the window before this and so are held back; the library would take them for an
+/// attack sooner and end the connection.
+const SMALL_FRAMES: usize = 6 * CONNECTION_WINDOW as usize;
 /// Bytes of one answer that wait in the connection for the socket.
 const SEND_BUFFER: usize = 64 * 1024;
 /// Streams that a client may open and reset again before we have looked at them: beyond, it is an attack
@@ -66,6 +70,7 @@ async fn run(client: ClientSocket, inbound: Inbound) {
     let handshake = Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .data_frame_budget(SMALL_FRAMES)
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_streams(limits.streams)
         .max_header_list_size(limits.head.try_into().unwrap_or(u32::MAX))
@@ -129,14 +134,7 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
     // Behind a CONNECT comes what the tunnel carries.
     let (body, tunnel) = match is_tunnel {
         true => (IncomingBody::Empty, Some(incoming)),
-        false => {
-            let mut body = StreamBody::new(incoming, &head.headers);
-            if expects_continue(&head.headers) {
-                let respond = respond.clone();
-                body = body.invited_by(move || respond.interim(StatusCode::CONTINUE, &HeaderMap::new()));
-            }
-            (IncomingBody::Http2(body), None)
-        }
+        false => (IncomingBody::Http2(content(incoming, &head.headers, &respond)), None),
     };
     let interim: Arc<dyn InterimSink> = respond.clone();
     let answered = forward::answer(&inbound, Request::from_parts(head, body), Some(interim), false);
@@ -149,6 +147,16 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
         }
         None => {}
     }
+}
+
+/// The content of a request, whose client may want to be told that it is wanted (RFC 9110 section 10.1.1).
+fn content(incoming: RecvStream, headers: &HeaderMap, respond: &Arc<Responder>) -> StreamBody {
+    let content = StreamBody::new(incoming, headers);
+    if !expects_continue(headers) {
+        return content;
+    }
+    let respond = respond.clone();
+    content.asked_for(move || respond.interim(StatusCode::CONTINUE, &HeaderMap::new()))
 }
 
 /// Brings a head into the form that the rest of the proxy knows from HTTP/1.

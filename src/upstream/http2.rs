@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 use h2::client::{Builder, ResponseFuture, SendRequest};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -34,6 +34,10 @@ const MAX_STREAMS: usize = 64;
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// What all streams of a connection may have on their way.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS as u32 * STREAM_WINDOW;
+/// What small frames of bodies may cost while they wait, at up to 256 bytes each. Events of forty bytes for
+/// clients that do not read fill their windows before this; the library would sooner take them for an attack,
+/// and the connection from those who share it.
+const SMALL_FRAMES: usize = 6 * CONNECTION_WINDOW as usize;
 /// A larger response head is a fault of the upstream, as with HTTP/1.
 const MAX_RESPONSE_HEAD: u32 = 64 * 1024;
 /// Bytes of request bodies that wait in the connection for the socket, for each stream.
@@ -93,6 +97,7 @@ impl Shared {
             .initial_max_send_streams(1)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
+            .data_frame_budget(SMALL_FRAMES)
             .max_header_list_size(MAX_RESPONSE_HEAD)
             .max_send_buffer_size(SEND_BUFFER)
             .handshake(socket)
@@ -242,12 +247,17 @@ impl Slot {
         let mut outflow = (!is_bodiless).then(|| Outflow::new(body, stream));
         let outcome = poll_fn(|cx| {
             while let Poll::Ready(Some(Ok(early))) = answer.poll_informational(cx) {
+                // RFC 9113 section 8.6: passed on, an HTTP/1 client would take its connection for switched.
+                if early.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    let cause = Cause::from("a 101 on an HTTP/2 stream");
+                    return Poll::Ready(Err(Failed::Exchange(Error::UpstreamInvalid(cause))));
+                }
                 if let Some(interim) = &interim {
                     interim.pass(early.status(), early.headers());
                 }
             }
             if let Err(lost) = send_on(&mut outflow, cx) {
-                return Poll::Ready(Err(Failed::Body(lost)));
+                return Poll::Ready(Err(Failed::Exchange(lost)));
             }
             poll_answer(&mut answer, cx).map_err(Failed::Stream)
         })
@@ -260,7 +270,7 @@ impl Slot {
                 let body = IncomingBody::Http2(StreamBody::new(stream, &head.headers));
                 Ok((Response::from_parts(head, ()), Answering { body, outflow, slot: Some(self) }))
             }
-            Err(Failed::Body(error)) => Err(SendFailure {
+            Err(Failed::Exchange(error)) => Err(SendFailure {
                 error,
                 is_unanswered: false,
                 is_unsent: false,
@@ -298,7 +308,8 @@ impl Drop for Slot {
 }
 
 enum Failed {
-    Body(Error),
+    /// What was said, or the client's own body, is at fault.
+    Exchange(Error),
     Stream(h2::Error),
 }
 

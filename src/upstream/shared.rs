@@ -82,7 +82,8 @@ impl SharedPool {
                 if let Some(slot) = state.slot(wanted) {
                     return Claim::Slot(slot);
                 }
-                let is_awaited = self.speaks_http2.load(Ordering::Relaxed);
+                // In clear text there is no other version to turn out to be spoken.
+                let is_awaited = wanted.tls.is_none() || self.speaks_http2.load(Ordering::Relaxed);
                 let is_enough = state.waiting < state.expected(now);
                 if !is_awaited || !is_enough || state.failures != failures {
                     state.dialing += usize::from(is_awaited);

@@ -8,6 +8,7 @@ use h2::RecvStream;
 use http_body::{Body, Frame, SizeHint};
 
 /// A body that is being received.
+#[derive(Debug)]
 pub enum IncomingBody {
     /// There is none.
     Empty,
@@ -18,13 +19,22 @@ pub enum IncomingBody {
 }
 
 /// The body of one HTTP/2 stream. Dropping it before its end cancels the stream (RFC 9113 section 5.4.2).
+#[derive(Debug)]
 pub struct StreamBody {
     stream: RecvStream,
-    /// Tells a sender that waits for `100 Continue` to begin; the HTTP/1 library does so by itself.
-    invite: Option<Box<dyn FnOnce() + Send>>,
     /// From `Content-Length`; the library holds the peer to it.
     left: Option<u64>,
     is_data_over: bool,
+    ask: Option<Ask>,
+}
+
+/// Tells the sender to go on.
+struct Ask(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Ask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ask")
+    }
 }
 
 impl StreamBody {
@@ -34,19 +44,18 @@ impl StreamBody {
             .get(http::header::CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok())
             .and_then(|length| length.parse().ok());
-        Self { stream, invite: None, left, is_data_over: false }
+        Self { stream, left, is_data_over: false, ask: None }
     }
 
-    /// The body of a sender that begins once it is told to (RFC 9110 section 10.1.1): `invite` is called
-    /// when the body is wanted.
-    pub fn invited_by(mut self, invite: impl FnOnce() + Send + 'static) -> Self {
-        self.invite = Some(Box::new(invite));
-        self
+    /// The same body of a sender that waits for `100 Continue`: `ask` is called when the first byte is
+    /// wanted, as the library does on an HTTP/1 connection.
+    pub fn asked_for(self, ask: impl FnOnce() + Send + 'static) -> Self {
+        Self { ask: Some(Ask(Box::new(ask))), ..self }
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        if let Some(invite) = self.invite.take() {
-            invite();
+        if let Some(Ask(ask)) = self.ask.take() {
+            ask();
         }
         while !self.is_data_over {
             match ready!(self.stream.poll_data(cx)) {

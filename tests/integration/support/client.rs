@@ -104,6 +104,12 @@ impl Agent {
         Some(tls.get_ref().1.peer_certificates()?.first()?.to_vec())
     }
 
+    /// The protocol that TLS has agreed on (ALPN); `None` without one.
+    pub fn protocol(&self) -> Option<Vec<u8>> {
+        let Socket::Tls(tls) = self.stream.get_ref() else { return None };
+        tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec)
+    }
+
     /// This side's address.
     pub fn local_address(&self) -> SocketAddr {
         self.stream.get_ref().tcp().local_addr().expect("a connected socket has an address")
@@ -243,6 +249,12 @@ impl Agent {
         let mut bytes = Vec::new();
         let _ = soon(self.stream.read_to_end(&mut bytes)).await;
         bytes
+    }
+
+    /// The connection below, with nothing read ahead.
+    pub fn into_socket(self) -> Socket {
+        assert!(self.stream.buffer().is_empty(), "bytes were read ahead");
+        self.stream.into_inner()
     }
 
     /// RST. Dropping the agent sends FIN (RST when bytes are unread).

@@ -14,6 +14,7 @@ pub mod dns;
 pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
+pub mod http2;
 pub mod pki;
 pub mod policy;
 pub mod raw;

@@ -118,6 +118,20 @@ pub fn connector_trusting_pem(pem: &[u8]) -> TlsConnector {
     connector_trusting(roots)
 }
 
+/// The same TLS, agreeing on one of these protocols (ALPN) in the server's order.
+pub fn speaking(acceptor: &TlsAcceptor, protocols: &[&str]) -> TlsAcceptor {
+    let mut config = ServerConfig::clone(acceptor.config());
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// The same TLS, offering these protocols.
+pub fn offering(connector: &TlsConnector, protocols: &[&str]) -> TlsConnector {
+    let mut config = ClientConfig::clone(connector.config());
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    TlsConnector::from(Arc::new(config))
+}
+
 fn connector_trusting(roots: RootCertStore) -> TlsConnector {
     let builder = ClientConfig::builder_with_provider(provider());
     let builder = builder.with_safe_default_protocol_versions().expect("ring speaks TLS 1.2 and 1.3");
