@@ -14,6 +14,7 @@ pub mod dns;
 pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
+pub mod netns;
 pub mod pki;
 pub mod policy;
 pub mod raw;
