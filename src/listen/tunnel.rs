@@ -99,7 +99,10 @@ pub async fn upgraded(client: ClientSocket, upgraded: Upgraded) {
 
 /// Reads the client's first bytes ahead, until they tell what they are; gives up after a second, or
 /// when the upstream speaks first.
-async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
+///
+/// # Errors
+/// When the client's connection has failed.
+pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
     tokio::select! {
         biased;
         heard = client_speaks(client) => heard,
@@ -109,6 +112,9 @@ async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<S
 }
 
 /// What the client's first bytes are, once they tell. Cancel-safe.
+///
+/// # Errors
+/// When the client's connection has failed.
 pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
     loop {
         match sniff(client.ahead()) {
@@ -123,7 +129,7 @@ pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
 
 /// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the
 /// process ends.
-async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: Held) {
+pub async fn copy(client: ClientSocket, upstream: Socket, early: Bytes, mut held: Held) {
     let (idle, half_closed_idle) = {
         let stages = held.lane.stages();
         (stages.tunnel_idle, stages.stream_idle)

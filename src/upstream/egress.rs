@@ -281,7 +281,7 @@ impl OwnAddresses {
 
 /// Whether this machine has the address. Binding asks the kernel at the moment it matters, where a list
 /// of interfaces read at start would grow old; a UDP socket takes no port that anyone could miss.
-fn is_local(ip: IpAddr) -> bool {
+pub fn is_local(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 

@@ -45,5 +45,6 @@ mod routes;
 mod secrets;
 mod stream;
 mod tls_origination;
+mod transparent;
 mod tunnel;
 mod upgrade;
