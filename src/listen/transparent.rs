@@ -25,6 +25,7 @@ use crate::call::RequestId;
 use crate::pipeline::Proxy;
 use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::Arrival;
+use crate::upstream::egress;
 use crate::wire::authority::Authority;
 
 /// Clients that speak first do so at once; after this, one is connected to where it meant to go, so
@@ -45,11 +46,10 @@ pub async fn serve(mut client: ClientSocket, from: SocketAddr, to: SocketAddr, p
     }
     let (heard, opened) = match heard {
         Some(heard) => (heard, None),
-        None => {
-            let Some(opened) = connect(&proxy, to).await else { return client.reset_on_close() };
-            let Ok(heard) = tunnel::listen_in(&mut client, &opened.socket).await else { return };
-            (heard, Some(opened))
-        }
+        None => match still_silent(&mut client, to, &proxy).await {
+            Some(next) => next,
+            None => return client.reset_on_close(),
+        },
     };
     match heard {
         Sniff::Http => {
@@ -72,6 +72,24 @@ pub async fn serve(mut client: ClientSocket, from: SocketAddr, to: SocketAddr, p
             }
         }
     }
+}
+
+/// Connects a client that has not spoken yet, and listens on: what it says after all, and its connection;
+/// `None` when it gets none. Where the bare address is closed no server is to be heard, but the name that
+/// the client has yet to say may open it: a runtime that starts cold can take its time for that.
+async fn still_silent(
+    client: &mut ClientSocket,
+    to: SocketAddr,
+    proxy: &Arc<Proxy>,
+) -> Option<(Sniff, Option<Opened>)> {
+    let config = proxy.snapshot();
+    if egress::check_bare(&config.egress, to).is_err() {
+        let heard = timeout(config.limits.header_timeout, tunnel::client_speaks(client)).await;
+        return Some((heard.ok()?.ok()?, None));
+    }
+    let opened = connect(proxy, to).await?;
+    let heard = tunnel::listen_in(client, &opened.socket).await.ok()?;
+    Some((heard, Some(opened)))
 }
 
 /// Serves a client whose hello is on its way: under the policy of the host that it names.

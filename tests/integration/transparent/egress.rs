@@ -1,6 +1,7 @@
 //! The egress guard, for clients that bring address and name apart.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
 
 use super::{OTHER, TOOL, agent, get, get_at, in_pod, launch, start, with_dns};
 use crate::support::client::{End, Response};
@@ -25,7 +26,8 @@ fn an_allowed_name_opens_only_addresses_that_it_leads_to() {
             ("bad.test", Answer::addresses(&["10.78.0.1"])),
         ])
         .await;
-        let hedgerow = start(&with_dns(&dns, GOOD_ALONE)).await;
+        let policy = format!("{GOOD_ALONE}\nlimits: {{ header_timeout: 500ms }}");
+        let _hedgerow = start(&with_dns(&dns, &policy)).await;
         let good = Upstream::on(TOOL).answering(|_| Reply::ok("good")).await;
         let evil = Upstream::on(OTHER).port(good.address().port()).answering(|_| Reply::ok("evil")).await;
 
@@ -49,7 +51,6 @@ fn an_allowed_name_opens_only_addresses_that_it_leads_to() {
             assert_eq!(other.ended().await, End::Reset);
         }
         assert_eq!((good.connections(), evil.connections()), (1, 0));
-        drop(hedgerow);
     });
 }
 
@@ -72,6 +73,27 @@ fn an_allowed_name_in_a_hello_opens_only_addresses_that_it_leads_to() {
             assert!(refused.is_err(), "{name} at {}", to.address());
         }
         assert_eq!((good.connections(), evil.connections()), (1, 0));
+    });
+}
+
+#[test]
+fn a_client_that_hesitates_may_still_name_what_is_allowed() {
+    // Where nothing but names is allowed, it was cut off before it had said its own.
+    in_pod(async || {
+        let pki = Pki::new();
+        let dns = Dns::start(&[("good.test", Answer::addresses(&["10.78.0.1", "10.78.0.2"]))]).await;
+        let _hedgerow = start(&with_dns(&dns, GOOD_ALONE)).await;
+        let plain = Upstream::on(TOOL).answering(|_| Reply::ok("plain")).await;
+        let tls = Upstream::on(OTHER).tls(pki.server(&["good.test"])).answering(|_| Reply::ok("TLS")).await;
+        let mut to_plain = agent(plain.address()).await;
+        let to_tls = agent(tls.address()).await;
+        // Past the moment in which clients that speak first do so. Nothing tells when that is over.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        to_plain.send(get("good.test", "/")).await;
+        assert_eq!(to_plain.read_response().await.text(), "plain");
+        let mut to_tls = to_tls.tls(&pki.connector(), "good.test").await.unwrap();
+        to_tls.send(get("good.test", "/")).await;
+        assert_eq!(to_tls.read_response().await.text(), "TLS");
     });
 }
 
