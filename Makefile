@@ -6,6 +6,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
+# Some tools of the network are where only root looks.
+export PATH := $(PATH):/usr/sbin:/sbin
+
 CARGO ?= cargo
 CARGO_DENY_VERSION := 0.20.2
 LOAD := tests/bench/load/Cargo.toml
@@ -16,7 +19,8 @@ SHARED := $(or $(CARGO_TARGET_DIR),target)
 
 # A command that the build or a test calls, and the Debian package that brings it. ring and mimalloc compile C.
 # Java and Go are not among them: where they are, their clients are tested too.
-TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node:nodejs npm:npm taskset:util-linux
+TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node:nodejs npm:npm \
+  taskset:util-linux unshare:util-linux ip:iproute2 nft:nftables
 
 # Suites that drive the proxy with other languages' clients declare what they need beside themselves.
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)

@@ -16,6 +16,7 @@ use super::socket::ClientSocket;
 use super::transparent;
 use crate::pipeline::Proxy;
 use crate::telemetry::metrics::Listener;
+use crate::upstream::egress;
 
 /// The first pause after an accept that failed for want of something; it doubles up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -66,13 +67,14 @@ pub async fn run(door: Door, proxy: Arc<Proxy>) {
 }
 
 fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
-    if !may_connect(peer.ip(), &door.clients) {
+    // A port that is open to both families shows IPv4 clients in mapped form.
+    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+    if !may_connect(peer.ip(), door.kind, &door.clients) {
         tracing::debug!(%peer, "connection from outside listen.clients closed");
         return;
     }
     let meant = original_destination(&stream);
-    if meant.is_some_and(|meant| proxy.registry().dialer().own_sockets().holds(peer, meant)) {
-        tracing::error!(%peer, "loop: a connection of our own was redirected back to us; closed");
+    if meant.is_some_and(|meant| is_loop(proxy, peer, meant)) {
         return;
     }
     if let Err(error) = stream.set_nodelay(true) {
@@ -93,18 +95,27 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         let held = (place, proxy.metrics().connection(kind));
         let client = ClientSocket::from(stream);
         match redirected {
-            Some(to) => transparent::serve(client, to, proxy).await,
+            Some(to) => transparent::serve(client, peer, to, proxy).await,
             None => connection::serve(client, Inbound { proxy, way: Way::Proxy }).await,
         }
         drop(held);
     });
 }
 
+/// Whether the connection from `peer`, which `meant` to go elsewhere, is one of our own that a redirect rule
+/// has caught.
+pub fn is_loop(proxy: &Proxy, peer: SocketAddr, meant: SocketAddr) -> bool {
+    let is_ours = proxy.registry().dialer().own_sockets().holds(peer, meant);
+    if is_ours {
+        tracing::error!(%peer, %meant, "loop: a connection of our own was redirected back to us; closed");
+    }
+    is_ours
+}
+
 /// Where the client meant to go; another place than this port when a redirect rule sent it here. `None`
 /// where the kernel tracks no connections, so that there is no such rule.
 fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
-    // A port that is open to both families shows IPv4 clients in mapped form.
     let meant = match stream.local_addr().ok()?.ip().to_canonical() {
         IpAddr::V4(_) => socket.original_dst_v4(),
         IpAddr::V6(_) => socket.original_dst_v6(),
@@ -112,9 +123,12 @@ fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     meant.ok()?.as_socket()
 }
 
-fn may_connect(peer: IpAddr, clients: &[IpNet]) -> bool {
-    let peer = peer.to_canonical();
-    peer.is_loopback() || clients.iter().any(|range| range.contains(&peer))
+/// An agent that is redirected comes from the address that it took to go outside, not from loopback, though
+/// it is on this machine all the same.
+fn may_connect(peer: IpAddr, kind: Listener, clients: &[IpNet]) -> bool {
+    peer.is_loopback()
+        || clients.iter().any(|range| range.contains(&peer))
+        || (kind == Listener::Transparent && egress::is_local(peer))
 }
 
 fn is_clients_own(error: &io::Error) -> bool {
@@ -131,15 +145,11 @@ mod tests {
     #[test]
     fn only_loopback_and_the_listed_may_connect() {
         let clients = ["10.0.0.0/8".parse().unwrap()];
-        for (peer, may) in [
-            ("127.0.0.1", true),
-            ("::1", true),
-            ("10.1.2.3", true),
-            ("::ffff:10.1.2.3", true),
-            ("192.0.2.1", false),
-        ] {
-            assert_eq!(may_connect(peer.parse().unwrap(), &clients), may, "{peer}");
+        for (peer, may) in [("127.0.0.1", true), ("::1", true), ("10.1.2.3", true), ("192.0.2.1", false)] {
+            for kind in [Listener::Proxy, Listener::Transparent] {
+                assert_eq!(may_connect(peer.parse().unwrap(), kind, &clients), may, "{peer}");
+            }
         }
-        assert!(!may_connect("10.1.2.3".parse().unwrap(), &[]));
+        assert!(!may_connect("10.1.2.3".parse().unwrap(), Listener::Proxy, &[]));
     }
 }

@@ -3,11 +3,15 @@
 //! That address is what is dialled, whatever name the client gives: the name, from `Host` or the TLS
 //! handshake, only selects the policy. So a name that a client makes up reaches nothing that it could
 //! not have reached without us.
+//!
+//! Who speaks first is not known beforehand. A client that is silent for a moment is connected, so that
+//! a server that greets is heard; one that then speaks after all is served as if it had at once.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderMap, Method};
 use tokio::time::timeout;
 
@@ -15,46 +19,115 @@ use super::connect::{self, Asked};
 use super::connection::{Inbound, Takeover, Way};
 use super::sniff::Sniff;
 use super::socket::ClientSocket;
-use super::{connection, hello, tunnel};
+use super::tunnel::Opened;
+use super::{accept, connection, hello, intercept, tunnel};
 use crate::call::RequestId;
 use crate::pipeline::Proxy;
 use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::Arrival;
+use crate::upstream::egress;
 use crate::wire::authority::Authority;
 
 /// Clients that speak first do so at once; after this, one is connected to where it meant to go, so
 /// that a server that speaks first is heard.
 const CLIENT_FIRST: Duration = Duration::from_millis(300);
 
-/// Serves a client that meant to connect `to`.
-pub async fn serve(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) {
-    let address = Authority::from_ip(to.ip(), to.port());
-    let authority = match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
-        Ok(Ok(Sniff::Http)) => {
-            return connection::serve(client, Inbound { proxy, way: Way::Redirected(address) }).await;
+/// Serves a client at `from` that meant to connect `to`.
+pub async fn serve(mut client: ClientSocket, from: SocketAddr, to: SocketAddr, proxy: Arc<Proxy>) {
+    let heard = match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+        Ok(Ok(heard)) => Some(heard),
+        Ok(Err(_)) => return,
+        Err(_) => None,
+    };
+    // A dial of ours that was caught can be accepted here before it is known as ours there. It is by the
+    // time that it speaks, or that this wait is over.
+    if accept::is_loop(&proxy, from, to) {
+        return;
+    }
+    let (heard, opened) = match heard {
+        Some(heard) => (heard, None),
+        None => match still_silent(&mut client, to, &proxy).await {
+            Some(next) => next,
+            None => return client.reset_on_close(),
+        },
+    };
+    match heard {
+        Sniff::Http => {
+            opened.into_iter().for_each(void);
+            let way = Way::Redirected(Authority::from_ip(to.ip(), to.port()));
+            connection::serve(client, Inbound { proxy, way }).await;
         }
-        Ok(Ok(Sniff::Tls)) => {
-            let limit = proxy.snapshot().limits.header_timeout;
-            match timeout(limit, hello::server_name(&mut client)).await {
-                Ok(Ok(Some(name))) => Authority::parse(&name, Some(to.port())).unwrap_or(address),
-                // What is no hello after all is the upstream's to judge.
-                Ok(Ok(None) | Err(_)) => address,
-                Err(_) => return,
+        Sniff::Tls => {
+            opened.into_iter().for_each(void);
+            tls(client, to, proxy).await;
+        }
+        Sniff::Other | Sniff::Undecided => {
+            let opened = match opened {
+                Some(opened) => Some(opened),
+                None => connect(&proxy, to).await,
+            };
+            match opened {
+                Some(Opened { socket, held, .. }) => tunnel::copy(client, socket, Bytes::new(), held).await,
+                None => client.reset_on_close(),
             }
         }
-        Ok(Ok(Sniff::Other | Sniff::Undecided)) | Err(_) => address,
-        Ok(Err(_)) => return,
+    }
+}
+
+/// Connects a client that has not spoken yet, and listens on: what it says after all, and its connection;
+/// `None` when it gets none. Where the bare address is closed no server is to be heard, but the name that
+/// the client has yet to say may open it: a runtime that starts cold can take its time for that.
+async fn still_silent(
+    client: &mut ClientSocket,
+    to: SocketAddr,
+    proxy: &Arc<Proxy>,
+) -> Option<(Sniff, Option<Opened>)> {
+    let config = proxy.snapshot();
+    if egress::check_bare(&config.egress, to).is_err() {
+        let heard = timeout(config.limits.header_timeout, tunnel::client_speaks(client)).await;
+        return Some((heard.ok()?.ok()?, None));
+    }
+    let opened = connect(proxy, to).await?;
+    let heard = tunnel::listen_in(client, &opened.socket).await.ok()?;
+    Some((heard, Some(opened)))
+}
+
+/// Serves a client whose hello is on its way: under the policy of the host that it names.
+async fn tls(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) {
+    let address = Authority::from_ip(to.ip(), to.port());
+    let limit = proxy.snapshot().limits.header_timeout;
+    let authority = match timeout(limit, hello::server_name(&mut client)).await {
+        Ok(Ok(Some(name))) => Authority::parse(&name, Some(to.port())).unwrap_or(address),
+        // What is no hello after all is the upstream's to judge.
+        Ok(Ok(None) | Err(_)) => address,
+        Err(_) => return,
     };
     let arrival = Arrival::now();
-    let ledger = Ledger::open(&proxy, arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT));
+    let ledger = open_ledger(&proxy, arrival);
     let asked = Asked { headers: &HeaderMap::new(), authority, pinned: Some(to.ip()), arrival };
     match connect::open(&proxy, proxy.snapshot(), asked, ledger).await {
         // What was heard is TLS; nothing is waited for again.
-        Ok(Takeover::Intercept(inside)) if !client.ahead().is_empty() => {
-            super::intercept::terminate(client, *inside, proxy).await;
-        }
+        Ok(Takeover::Intercept(inside)) => intercept::terminate(client, *inside, proxy).await,
         Ok(next) => next.run(client, proxy).await,
         // There is nobody to tell: the client believes it has its server.
         Err(_) => client.reset_on_close(),
     }
+}
+
+/// A connection to where the client meant to go, under the policy of the bare address; `None` when it
+/// cannot or may not be had.
+async fn connect(proxy: &Arc<Proxy>, to: SocketAddr) -> Option<Opened> {
+    let authority = Authority::from_ip(to.ip(), to.port());
+    let arrival = Arrival::now();
+    let asked = Asked { headers: &HeaderMap::new(), authority, pinned: Some(to.ip()), arrival };
+    connect::connect(proxy, &proxy.snapshot(), asked, open_ledger(proxy, arrival)).await.ok()
+}
+
+fn open_ledger(proxy: &Arc<Proxy>, arrival: Arrival) -> Ledger {
+    Ledger::open(proxy, arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT))
+}
+
+/// Gives up a connection that its client had no use for.
+fn void(opened: Opened) {
+    opened.held.ledger.void();
 }

@@ -95,7 +95,10 @@ pub async fn upgraded(client: ClientSocket, upgraded: Upgraded) {
 
 /// Reads the client's first bytes ahead, until they tell what they are; gives up after a second, or
 /// when the upstream speaks first.
-async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
+///
+/// # Errors
+/// When the client's connection has failed.
+pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
     tokio::select! {
         biased;
         heard = client_speaks(client) => heard,
@@ -105,6 +108,9 @@ async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<S
 }
 
 /// What the client's first bytes are, once they tell. Cancel-safe.
+///
+/// # Errors
+/// When the client's connection has failed.
 pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
     loop {
         match sniff(client.ahead()) {
@@ -119,7 +125,7 @@ pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
 
 /// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the
 /// process ends.
-async fn copy(mut client: ClientSocket, mut upstream: Socket, early: Bytes, mut held: Held) {
+pub async fn copy(mut client: ClientSocket, mut upstream: Socket, early: Bytes, mut held: Held) {
     let stages = held.lane.stages();
     let limits = Limits { idle: stages.tunnel_idle, half_closed: stages.stream_idle };
     let proxy = held.ledger.proxy().clone();

@@ -17,7 +17,7 @@ use crate::telemetry::metrics::AttemptKind;
 use crate::tls::client::Offer;
 use crate::upstream::connection::{Connection, Exchange, Interim, Origin, SendFailure, Wanted};
 use crate::upstream::dial::Destination;
-use crate::upstream::egress;
+use crate::upstream::egress::{self, NameVerdict};
 use crate::upstream::http1::Idle;
 use crate::upstream::http2::Shared;
 use crate::upstream::registry::{Lane, Speech};
@@ -166,6 +166,11 @@ async fn connection(
         _ => (None, None),
     };
     let pinned = call.pinned.filter(|_| !lane.has_endpoint());
+    // Boxed: the room would be part of every request.
+    let verdict = match pinned {
+        None => verdict,
+        Some(ip) => Box::pin(verdict_on_pinned(this, lane, verdict, ip)).await,
+    };
     let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside };
     // A reload can have closed a door that was open when a connection was made.
     let is_allowed = |origin: &Origin| {
@@ -195,6 +200,12 @@ async fn connection(
         }
     })
     .await
+}
+
+/// A name that led to the client's address when a connection was made need not lead there now.
+async fn verdict_on_pinned(this: Try<'_>, lane: &Lane, verdict: NameVerdict, ip: IpAddr) -> NameVerdict {
+    let dialer = this.proxy.registry().dialer();
+    dialer.verdict_on_pinned(lane.dialled(), verdict, ip, &this.call.progress).await
 }
 
 /// A new connection, told to those who wait for it.

@@ -33,6 +33,13 @@ pub struct Origin {
     pub is_pinned: bool,
 }
 
+impl Origin {
+    /// The address, where it was the client's choice.
+    pub fn pinned(&self) -> Option<IpAddr> {
+        self.is_pinned.then(|| self.peer.ip())
+    }
+}
+
 /// Which connection will do.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
@@ -55,11 +62,8 @@ impl Wanted<'_> {
             _ => false,
         };
         let address = origin.peer.ip();
-        let is_right_address = match self.pinned {
-            Some(pinned) => origin.is_pinned && address == pinned,
-            None => !origin.is_pinned && self.avoid.is_none_or(|avoid| address != avoid),
-        };
-        is_same_tls && is_right_address
+        let is_avoided = self.pinned.is_none() && self.avoid == Some(address);
+        is_same_tls && self.pinned == origin.pinned() && !is_avoided
     }
 }
 

@@ -141,7 +141,7 @@ impl Dialer {
     ) -> Result<Vec<IpAddr>, Error> {
         let (mut addresses, verdict) = match to.pinned {
             None => (self.addresses(to.authority, progress).await?, verdict),
-            Some(ip) => (vec![ip], self.verdict_on_pinned(to, verdict, ip, progress).await),
+            Some(ip) => (vec![ip], self.verdict_on_pinned(to.authority, verdict, ip, progress).await),
         };
         let mut refusal = None;
         addresses.retain(|ip| match self.check(to, verdict, *ip) {
@@ -157,11 +157,11 @@ impl Dialer {
         }
     }
 
-    /// A client that brings the address along can give it any name. Only a name that leads there opens
-    /// what `egress.allow` opens for it.
-    async fn verdict_on_pinned(
+    /// The verdict on the name, for one address. A client that brings the address along can give it any
+    /// name: only one that leads there opens what `egress.allow` opens for it.
+    pub async fn verdict_on_pinned(
         &self,
-        to: Destination<'_>,
+        authority: &Authority,
         verdict: egress::NameVerdict,
         ip: IpAddr,
         progress: &Progress,
@@ -169,7 +169,7 @@ impl Dialer {
         if verdict == egress::NameVerdict::Unnamed {
             return verdict;
         }
-        match self.addresses(to.authority, progress).await {
+        match self.addresses(authority, progress).await {
             Ok(addresses) if addresses.contains(&ip) => verdict,
             _ => egress::NameVerdict::Unnamed,
         }

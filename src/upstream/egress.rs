@@ -88,6 +88,16 @@ pub fn check_address(
     Ok(())
 }
 
+/// Judges an address that comes without a name.
+///
+/// # Errors
+/// [`Error::EgressDenied`] with the rule that refuses it.
+pub fn check_bare(egress: &Egress, address: SocketAddr) -> Result<(), Error> {
+    let authority = Authority::from_ip(address.ip(), address.port());
+    let verdict = check_name(egress, &authority)?;
+    check_address(egress, &authority, verdict, address.ip())
+}
+
 fn denied(rule: impl Into<std::sync::Arc<str>>, by_address: bool) -> Error {
     Error::EgressDenied { rule: rule.into(), by_address }
 }
@@ -281,7 +291,7 @@ impl OwnAddresses {
 
 /// Whether this machine has the address. Binding asks the kernel at the moment it matters, where a list
 /// of interfaces read at start would grow old; a UDP socket takes no port that anyone could miss.
-fn is_local(ip: IpAddr) -> bool {
+pub fn is_local(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
@@ -359,6 +369,20 @@ mod tests {
             assert_eq!(answer.is_ok(), expected, "{host} at {address}: {answer:?}");
         }
         assert_eq!(check(&policy, "other.example", "1.1.1.1"), Err("egress.default: deny".into()));
+    }
+
+    #[test]
+    fn an_address_without_a_name_is_opened_by_ranges_and_closed_without() {
+        let at = |address: &str| SocketAddr::new(address.parse().unwrap(), 443);
+        let policy = egress("deny", "", &["a.example", "10.1.0.0/16"], &[]);
+        assert_eq!(check_bare(&policy, at("10.1.2.3")), Ok(()));
+        assert!(check_bare(&policy, at("10.2.2.3")).is_err());
+        let names = egress("deny", "", &["a.example"], &[]);
+        assert!(check_bare(&names, at(PUBLIC)).is_err());
+        let open = egress("allow", "deny_private", &[], &[]);
+        assert_eq!(check_bare(&open, at(PUBLIC)), Ok(()));
+        assert!(check_bare(&open, at("10.1.2.3")).is_err());
+        assert!(check_bare(&open, at("169.254.169.254")).is_err());
     }
 
     #[test]

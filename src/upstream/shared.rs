@@ -4,8 +4,10 @@
 //! long as what they will bring is enough for all who wait, and dials itself otherwise: a burst of a
 //! hundred requests at a peer that takes a hundred streams costs one handshake, and at a peer that takes
 //! two it costs fifty at once and not one after the other. A dial that fails lets everybody who waited
-//! for it dial by himself, so that nobody waits out the connect timeouts of others in a row.
+//! for it dial by himself, so that nobody waits out the connect timeouts of others in a row. Nor does
+//! anybody wait for a dial to an address that a client chose, unless he means the same one.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -36,16 +38,23 @@ pub struct SharedPool {
 
 struct State {
     connections: Vec<Arc<Shared>>,
-    dialing: usize,
-    waiting: usize,
+    /// One entry for each dial, by the address that its client chose.
+    dialing: Vec<Option<IpAddr>>,
+    /// The same for those who wait.
+    waiting: Vec<Option<IpAddr>>,
     failures: u64,
     streams: usize,
 }
 
 impl Default for SharedPool {
     fn default() -> Self {
-        let state =
-            State { connections: Vec::new(), dialing: 0, waiting: 0, failures: 0, streams: EXPECTED_STREAMS };
+        let state = State {
+            connections: Vec::new(),
+            dialing: Vec::new(),
+            waiting: Vec::new(),
+            failures: 0,
+            streams: EXPECTED_STREAMS,
+        };
         Self {
             state: Mutex::new(state),
             changed: Arc::default(),
@@ -66,6 +75,7 @@ pub enum Claim<'a> {
 /// A dial that others may wait for. Dropping it says that it has failed.
 pub struct Dialing<'a> {
     pool: &'a SharedPool,
+    pinned: Option<IpAddr>,
     is_awaited: bool,
 }
 
@@ -84,13 +94,15 @@ impl SharedPool {
                 }
                 // In clear text there is no other version to turn out to be spoken.
                 let is_awaited = wanted.tls.is_none() || self.speaks_http2.load(Ordering::Relaxed);
-                let is_enough = state.waiting < state.expected(now);
+                let is_enough = count(&state.waiting, wanted.pinned) < state.expected(wanted, now);
                 if !is_awaited || !is_enough || state.failures != failures {
-                    state.dialing += usize::from(is_awaited);
-                    return Claim::Dial(Dialing { pool: self, is_awaited });
+                    if is_awaited {
+                        state.dialing.push(wanted.pinned);
+                    }
+                    return Claim::Dial(Dialing { pool: self, pinned: wanted.pinned, is_awaited });
                 }
-                state.waiting += 1;
-                Waiting(self)
+                state.waiting.push(wanted.pinned);
+                Waiting { pool: self, pinned: wanted.pinned }
             };
             // Whatever came of it is seen at the next look.
             let _ = timeout(PATIENCE, notified).await;
@@ -154,20 +166,36 @@ impl State {
 
     /// How many requests the dials that run, and the connections that have not said yet how much they
     /// take, will have room for.
-    fn expected(&self, now: Instant) -> usize {
+    fn expected(&self, wanted: Wanted<'_>, now: Instant) -> usize {
         let is_young = |shared: &&Arc<Shared>| {
-            !shared.is_settled() && now.saturating_duration_since(shared.opened()) < PATIENCE
+            !shared.is_settled()
+                && shared.origin().pinned() == wanted.pinned
+                && now.saturating_duration_since(shared.opened()) < PATIENCE
         };
-        (self.dialing + self.connections.iter().filter(is_young).count()) * self.streams
+        (count(&self.dialing, wanted.pinned) + self.connections.iter().filter(is_young).count())
+            * self.streams
+    }
+}
+
+fn count(those: &[Option<IpAddr>], pinned: Option<IpAddr>) -> usize {
+    those.iter().filter(|other| **other == pinned).count()
+}
+
+fn remove(those: &mut Vec<Option<IpAddr>>, pinned: Option<IpAddr>) {
+    if let Some(at) = those.iter().position(|other| *other == pinned) {
+        those.swap_remove(at);
     }
 }
 
 /// One who waits.
-struct Waiting<'a>(&'a SharedPool);
+struct Waiting<'a> {
+    pool: &'a SharedPool,
+    pinned: Option<IpAddr>,
+}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().waiting -= 1;
+        remove(&mut self.pool.state.lock().waiting, self.pinned);
     }
 }
 
@@ -192,7 +220,9 @@ impl Dialing<'_> {
 
     fn end(&mut self, change: impl FnOnce(&mut State)) {
         let mut state = self.pool.state.lock();
-        state.dialing -= usize::from(std::mem::take(&mut self.is_awaited));
+        if std::mem::take(&mut self.is_awaited) {
+            remove(&mut state.dialing, self.pinned);
+        }
         change(&mut state);
         drop(state);
         self.pool.changed.notify_waiters();

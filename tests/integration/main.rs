@@ -49,5 +49,6 @@ mod routes;
 mod secrets;
 mod stream;
 mod tls_origination;
+mod transparent;
 mod tunnel;
 mod upgrade;

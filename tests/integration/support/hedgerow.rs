@@ -4,7 +4,7 @@
 //! environment, signals, exit code, standard output, and metrics that are counted for the process.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -179,7 +179,8 @@ pub enum Layout {
 pub struct Launch {
     policy: String,
     layout: Layout,
-    transparent: bool,
+    transparent: Option<IpAddr>,
+    clients: Vec<String>,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
 }
@@ -192,7 +193,17 @@ impl Launch {
 
     /// Opens the transparent port too.
     pub fn transparent(self) -> Self {
-        Self { transparent: true, ..self }
+        self.transparent_on(Ipv4Addr::LOCALHOST)
+    }
+
+    /// The same on another address than 127.0.0.1.
+    pub fn transparent_on(self, ip: impl Into<IpAddr>) -> Self {
+        Self { transparent: Some(ip.into()), ..self }
+    }
+
+    /// Puts these ranges into `listen.clients`, which a port needs that is not on loopback.
+    pub fn clients(self, ranges: &[&str]) -> Self {
+        Self { clients: ranges.iter().map(|&range| range.to_owned()).collect(), ..self }
     }
 
     /// Sets a variable of the process's environment.
@@ -228,8 +239,18 @@ impl Launch {
     }
 
     fn spawn(&self) -> HedgerowProcess {
-        let ports = Ports::find();
-        let policy = PolicyFile::create(self.layout, &ports, self.transparent, &self.policy);
+        let mut ports = Ports::find();
+        if let Some(ip) = self.transparent {
+            ports.transparent.set_ip(ip);
+        }
+        let mut listen = format!("proxy: \"{}\", admin: \"{}\"", ports.proxy, ports.admin);
+        if self.transparent.is_some() {
+            listen += &format!(", transparent: \"{}\"", ports.transparent);
+        }
+        if !self.clients.is_empty() {
+            listen += &format!(", clients: {:?}", self.clients);
+        }
+        let policy = PolicyFile::create(self.layout, &listen, &self.policy);
         let mut child = Command::new(env!("CARGO_BIN_EXE_hedgerow"))
             .arg("run")
             .arg("--config")
@@ -282,7 +303,8 @@ impl HedgerowProcess {
         Launch {
             policy: policy.to_owned(),
             layout: Layout::Plain,
-            transparent: false,
+            transparent: None,
+            clients: Vec::new(),
             environment,
             arguments,
         }
@@ -419,10 +441,8 @@ pub struct PolicyFile {
 }
 
 impl PolicyFile {
-    fn create(layout: Layout, ports: &Ports, transparent: bool, policy: &str) -> Self {
-        let Ports { proxy, admin, transparent: third } = ports;
-        let third = if transparent { format!(", transparent: \"{third}\"") } else { String::new() };
-        let listen = format!("listen: {{ proxy: \"{proxy}\", admin: \"{admin}\"{third} }}\n");
+    fn create(layout: Layout, listen: &str, policy: &str) -> Self {
+        let listen = format!("listen: {{ {listen} }}\n");
         let folder = TempDir::new().expect("a temporary folder");
         let mut file = Self { folder, layout, listen, version: 0 };
         match layout {
@@ -517,7 +537,7 @@ mod tests {
 
     #[test]
     fn a_config_map_swap_changes_what_the_path_reads_and_not_the_link_itself() {
-        let mut file = PolicyFile::create(Layout::ConfigMap, &Ports::find(), false, "threads: 1");
+        let mut file = PolicyFile::create(Layout::ConfigMap, "admin: \"127.0.0.1:0\"", "threads: 1");
         let link = fs::read_link(file.path()).unwrap();
         file.swap_config_map("threads: 2");
         assert!(fs::read_to_string(file.path()).unwrap().ends_with("threads: 2\n"));

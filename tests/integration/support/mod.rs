@@ -15,6 +15,7 @@ pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
 pub mod http2;
+pub mod netns;
 pub mod pki;
 pub mod policy;
 pub mod raw;

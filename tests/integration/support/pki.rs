@@ -98,6 +98,11 @@ impl Pki {
 }
 
 impl Leaf {
+    /// The certificate, DER.
+    pub fn der(&self) -> &[u8] {
+        &self.certificate
+    }
+
     fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
     }

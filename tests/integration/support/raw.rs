@@ -1,7 +1,7 @@
 //! A port whose connections are the test's to speak on byte by byte: for upstreams that are no HTTP, or that
 //! close, reset and talk out of turn in ways that a well-behaved one never does.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use tokio::net::TcpListener;
 
@@ -17,7 +17,12 @@ pub struct RawPort {
 impl RawPort {
     /// A free port of 127.0.0.1.
     pub async fn bind() -> Self {
-        Self { listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback can be bound") }
+        Self::on(Ipv4Addr::LOCALHOST).await
+    }
+
+    /// A free port of another address.
+    pub async fn on(ip: impl Into<IpAddr>) -> Self {
+        Self { listener: TcpListener::bind((ip.into(), 0)).await.expect("a local address can be bound") }
     }
 
     /// Where it listens.
