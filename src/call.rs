@@ -36,6 +36,8 @@ pub struct Call {
     pub headers: HeaderMap,
     /// Holds the client's spelling of the field names.
     pub spelling: Extensions,
+    /// Which version of HTTP it takes.
+    pub needs: Needs,
     /// The protocol that the client wants to change to.
     pub upgrade: Option<HeaderValue>,
     /// What must still be sent once for each attempt.
@@ -44,6 +46,17 @@ pub struct Call {
     pub interim: Option<Arc<dyn InterimSink>>,
     /// What changes while it runs.
     pub progress: Arc<Progress>,
+}
+
+/// Which version of HTTP a call cannot do without, where the policy leaves it open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// Either will do.
+    Either,
+    /// It changes to a protocol that takes the whole connection.
+    Http1,
+    /// It is gRPC, or its client spoke HTTP/2 to the upstream without asking (RFC 9113 section 3.3).
+    Http2,
 }
 
 /// Where interim answers (1xx) of an upstream go.

@@ -159,7 +159,7 @@ async fn connection(
     now: Instant,
 ) -> Result<Connection, Error> {
     let Try { call, .. } = this;
-    let speech = lane.speech(call.scheme, call.upgrade.is_some());
+    let speech = lane.speech(call.scheme, call.needs);
     let verdict = egress::check_name(&lane.config().egress, lane.dialled())?;
     let (avoid, beside) = match kind {
         AttemptKind::Hedge => (Box::pin(other_address(this, lane)).await, call.progress.first_connection()),

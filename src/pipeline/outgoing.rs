@@ -89,7 +89,7 @@ pub fn request(
     }
     *request.uri_mut() = match is_http2 {
         false => Uri::from(target),
-        true => absolute(lane.speech(call.scheme, false).scheme(), &host, target)?,
+        true => absolute(lane.speech(call.scheme, call.needs).scheme(), &host, target)?,
     };
     *request.headers_mut() = headers;
     Ok(Outgoing { request, gate })
@@ -115,7 +115,7 @@ fn host(call: &Call, lane: &Lane) -> Result<HeaderValue, Error> {
     if let Some(own) = call.headers.get(header::HOST).filter(|_| call.is_unaware && !lane.has_endpoint()) {
         return Ok(own.clone());
     }
-    let scheme = lane.speech(call.scheme, false).scheme();
+    let scheme = lane.speech(call.scheme, call.needs).scheme();
     HeaderValue::from_str(lane.dialled().host_field(scheme.default_port()))
         .map_err(|error| Error::Internal(Cause::chain(&error)))
 }

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use http::Version;
 use http::uri::PathAndQuery;
 use http_body::Body;
 
 use super::ledger::Ledger;
 use super::{Intake, Proxy};
-use crate::call::{Call, CallBody};
+use crate::call::{Call, CallBody, Needs};
 use crate::error::Error;
 use crate::upstream::registry::{Lane, Upstream};
-use crate::wire::hop_by_hop;
 use crate::wire::replay::Replay;
+use crate::wire::{grpc, hop_by_hop};
 
 /// The upstream, and the path and query to ask it for.
 ///
@@ -39,8 +40,15 @@ pub fn lane(proxy: &Proxy, intake: &Intake, upstream: Arc<Upstream>, target: &Pa
 /// The call, with its body kept for replay where it may be sent twice.
 pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, ledger: &Ledger) -> Call {
     let Intake { head, body, scheme, is_unaware, pinned, config, interim, .. } = intake;
+    let upgrade = hop_by_hop::upgrade(&head.headers).cloned();
+    let needs = match head.version {
+        _ if upgrade.is_some() => Needs::Http1,
+        Version::HTTP_2 if is_unaware || grpc::is_call(&head.method, &head.headers) => Needs::Http2,
+        _ => Needs::Either,
+    };
     let mut call = Call {
-        upgrade: hop_by_hop::upgrade(&head.headers).cloned(),
+        needs,
+        upgrade,
         method: head.method,
         scheme,
         is_unaware,
@@ -56,7 +64,7 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
         let limit = lane.stages().replay_limit;
         let methods = lane.stages().hedge.as_ref().map_or(&[][..], |hedge| &hedge.methods);
         // An HTTP/2 upstream can say that it has not looked at a request: then any may go out again.
-        let may_be_refused = lane.speech(call.scheme, call.upgrade.is_some()).may_be_http2();
+        let may_be_refused = lane.speech(call.scheme, call.needs).may_be_http2();
         let may_repeat =
             may_be_refused || call.method.is_idempotent() || call.is_idempotent(methods, lane.route());
         call.body = if may_repeat && limit > 0 {

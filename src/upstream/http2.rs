@@ -246,20 +246,20 @@ impl Slot {
         };
         let mut outflow = (!is_bodiless).then(|| Outflow::new(body, stream));
         let outcome = poll_fn(|cx| {
-            while let Poll::Ready(Some(Ok(early))) = answer.poll_informational(cx) {
-                // RFC 9113 section 8.6: passed on, an HTTP/1 client would take its connection for switched.
-                if early.status() == StatusCode::SWITCHING_PROTOCOLS {
-                    let cause = Cause::from("a 101 on an HTTP/2 stream");
-                    return Poll::Ready(Err(Failed::Exchange(Error::UpstreamInvalid(cause))));
-                }
-                if let Some(interim) = &interim {
-                    interim.pass(early.status(), early.headers());
+            // The answer is asked for only once it is there: asked before, it would throw away interim ones
+            // that come in the same moment.
+            loop {
+                match answer.poll_informational(cx) {
+                    Poll::Ready(Some(Ok(early))) => pass_early(&early, interim.as_ref())?,
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(Failed::Stream(error))),
+                    Poll::Ready(None) => return poll_answer(&mut answer, cx).map_err(Failed::Stream),
+                    Poll::Pending => break,
                 }
             }
-            if let Err(lost) = send_on(&mut outflow, cx) {
-                return Poll::Ready(Err(Failed::Exchange(lost)));
+            match send_on(&mut outflow, cx) {
+                Ok(()) => Poll::Pending,
+                Err(lost) => Poll::Ready(Err(Failed::Exchange(lost))),
             }
-            poll_answer(&mut answer, cx).map_err(Failed::Stream)
         })
         .await;
         match outcome {
@@ -311,6 +311,19 @@ enum Failed {
     /// What was said, or the client's own body, is at fault.
     Exchange(Error),
     Stream(h2::Error),
+}
+
+/// Passes an interim answer on.
+fn pass_early(early: &Response<()>, interim: Option<&Interim>) -> Result<(), Failed> {
+    // RFC 9113 section 8.6: passed on, an HTTP/1 client would take its connection for switched.
+    if early.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let cause = Cause::from("a 101 on an HTTP/2 stream");
+        return Err(Failed::Exchange(Error::UpstreamInvalid(cause)));
+    }
+    if let Some(interim) = interim {
+        interim.pass(early.status(), early.headers());
+    }
+    Ok(())
 }
 
 fn poll_answer(

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::dial::Dialer;
 use super::pool::Pool;
 use super::socket::Socket;
+use crate::call::Needs;
 use crate::config::{Config, Origin, Route, Stages, UpstreamPolicy, UpstreamTls};
 use crate::policy::breaker::{BreakerCell, State};
 use crate::policy::budget::ExtraLoadBudget;
@@ -429,18 +430,23 @@ impl Lane {
         self.bound.policy.endpoint.as_ref().map_or(self.upstream.authority(), |to| &to.authority)
     }
 
-    /// How the upstream is spoken to in a call of this scheme.
-    pub fn speech(&self, scheme: Scheme, is_upgrade: bool) -> Speech<'_> {
+    /// How the upstream is spoken to in a call of this scheme, for what the call needs.
+    pub fn speech(&self, scheme: Scheme, needs: Needs) -> Speech<'_> {
         let is_https = match (&self.bound.policy.endpoint, self.bound.policy.origin) {
             (_, Origin::Https) => true,
             (_, Origin::Http | Origin::H2c) => false,
             (Some(endpoint), Origin::Auto) => endpoint.is_https,
             (None, Origin::Auto) => scheme == Scheme::Https,
         };
+        let is_h2c = match self.bound.policy.origin {
+            Origin::H2c => needs != Needs::Http1,
+            Origin::Auto => needs == Needs::Http2,
+            Origin::Http | Origin::Https => false,
+        };
         match is_https {
-            true if is_upgrade => Speech::Tls1(&self.bound.tls),
+            true if needs == Needs::Http1 => Speech::Tls1(&self.bound.tls),
             true => Speech::Tls(&self.bound.tls),
-            false if self.bound.policy.origin == Origin::H2c && !is_upgrade => Speech::Clear2,
+            false if is_h2c => Speech::Clear2,
             false => Speech::Clear,
         }
     }

@@ -13,7 +13,7 @@ use crate::support::client::{Agent, absolute};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::http2::agent::{head, websocket};
 use crate::support::http2::frames::{Frame, FramePeer, MAX_CONCURRENT_STREAMS, get, kind, literal};
-use crate::support::http2::{Answer, End, Http2Agent};
+use crate::support::http2::{Answer, End, Http2Agent, Http2Upstream};
 use crate::support::pki::Pki;
 use crate::support::policy::{TOOL, tool};
 use crate::support::upstream::{Reply, Upstream};
@@ -58,7 +58,12 @@ async fn a_call_by_prior_knowledge_is_forwarded_and_reverse_proxied_by_its_autho
 
 #[tokio::test]
 async fn a_plaintext_tunnel_may_carry_http2() {
-    let upstream = Upstream::answering(|seen| Reply::ok(seen.head.target.clone())).await;
+    // Its client knows that the upstream speaks HTTP/2, or it would not.
+    let upstream = Http2Upstream::serving(|stream| {
+        let path = stream.uri.path().to_owned();
+        stream.respond(200, &[], path)
+    })
+    .await;
     let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
     let mut tunnel = hedgerow.agent().await;
     assert_eq!(tunnel.open_tunnel(&upstream.address().to_string()).await.status, 200);

@@ -84,7 +84,7 @@ impl Agent {
         Self::over(soon(socket.connect(to)).await.unwrap_or_else(|error| panic!("{to}: {error}")))
     }
 
-    pub(super) fn over(tcp: TcpStream) -> Self {
+    pub fn over(tcp: TcpStream) -> Self {
         tcp.set_nodelay(true).expect("an open socket takes the option");
         Self { stream: BufReader::new(Socket::Plain(tcp)) }
     }

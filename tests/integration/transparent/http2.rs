@@ -1,99 +1,36 @@
 //! HTTP/2 by prior knowledge on the way in, and upstreams that speak it.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use bytes::Bytes;
-use h2::client::SendRequest;
-use http::{Request, Response};
-use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use std::net::{IpAddr, SocketAddr};
 
 use super::{TOOL, connection, in_pod, start};
-use crate::support::soon;
-use crate::support::upstream::{Reply, Upstream};
+use crate::support::client::Agent;
+use crate::support::http2::{Http2Agent, Http2Upstream};
 
 /// An upstream that speaks HTTP/2 in clear text and answers every request with the same word.
-pub struct Http2Upstream {
-    address: SocketAddr,
-    connections: Arc<AtomicUsize>,
-    accepting: JoinHandle<()>,
-}
-
-impl Http2Upstream {
-    /// Listens at this address.
-    pub async fn start(at: SocketAddr, word: &'static str) -> Self {
-        let listener = TcpListener::bind(at).await.expect("a local address can be bound");
-        let address = listener.local_addr().expect("a bound listener has an address");
-        let connections = Arc::new(AtomicUsize::new(0));
-        let count = connections.clone();
-        let accepting = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                count.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(async move {
-                    let mut http = h2::server::handshake(stream).await?;
-                    while let Some(request) = http.accept().await {
-                        let (_, mut respond) = request?;
-                        let mut body = respond.send_response(Response::new(()), false)?;
-                        body.send_data(Bytes::from_static(word.as_bytes()), true)?;
-                    }
-                    Ok::<_, h2::Error>(())
-                });
-            }
-        });
-        Self { address, connections, accepting }
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// Connections ever accepted.
-    pub fn connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Http2Upstream {
-    fn drop(&mut self) {
-        self.accepting.abort();
-    }
+pub async fn upstream(ip: impl Into<IpAddr>, port: u16, word: &'static str) -> Http2Upstream {
+    Http2Upstream::on(ip).port(port).serving(move |stream| stream.respond(200, &[], word)).await
 }
 
 /// An agent that speaks HTTP/2 at once, and believes to be connected to `to`.
-pub async fn client(to: SocketAddr) -> SendRequest<Bytes> {
-    let handshake = h2::client::handshake(connection(to).await);
-    let (sender, connection) = soon(handshake).await.expect("HTTP/2 is spoken");
-    tokio::spawn(connection);
-    sender
-}
-
-/// GET of this URL: its status and its body.
-pub async fn ask(client: &mut SendRequest<Bytes>, url: &str) -> (u16, String) {
-    let request = Request::get(url).body(()).expect("a valid request");
-    soon(async {
-        let (response, _) = client.clone().ready().await?.send_request(request, true)?;
-        let (head, mut body) = response.await?.into_parts();
-        let mut text = Vec::new();
-        while let Some(data) = body.data().await {
-            text.extend_from_slice(&data?);
-        }
-        Ok::<_, h2::Error>((head.status.as_u16(), String::from_utf8(text).expect("text")))
-    })
-    .await
-    .expect("an answer")
+pub async fn client(to: SocketAddr) -> Http2Agent {
+    Http2Agent::over(Agent::over(connection(to).await)).await
 }
 
 #[test]
 fn requests_over_http2_go_to_the_address_under_the_policies_of_their_names() {
     in_pod(async || {
-        let tool = Upstream::on(TOOL).answering(|seen| Reply::ok(seen.header("host").unwrap())).await;
+        // Its client knows that it speaks HTTP/2, or would not.
+        let tool = Http2Upstream::on(TOOL)
+            .serving(async |stream| {
+                let host = stream.uri.authority().expect("an authority").to_string();
+                stream.respond(200, &[], host).await;
+            })
+            .await;
         let hedgerow = start("upstreams: { a: { hosts: [a.test] }, b: { hosts: [b.test] } }").await;
-        let mut client = client(tool.address()).await;
+        let client = client(tool.address()).await;
         for host in ["a.test", "b.test", "a.test"] {
-            assert_eq!(ask(&mut client, &format!("http://{host}/")).await, (200, host.into()));
+            let answer = client.get(&format!("http://{host}/")).await;
+            assert_eq!((answer.status, answer.text()), (200, host));
         }
         for (upstream, count) in [("a", 2.0), ("b", 1.0)] {
             let labels = [("upstream", upstream), ("code", "200")];

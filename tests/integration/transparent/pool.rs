@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::http2::{Http2Upstream, ask, client};
+use super::http2::{client, upstream};
 use super::{OTHER, TOOL, get_at, in_pod, start, with_dns};
 use crate::support::dns::{Answer, Dns};
 use crate::support::netns::{ip, rules};
@@ -37,9 +37,9 @@ fn a_kept_connection_to_a_pretender_is_not_used_for_the_name() {
 #[test]
 fn a_shared_connection_to_a_pretender_is_not_used_for_the_name() {
     in_pod(async || {
-        let evil = Http2Upstream::start((TOOL, 0).into(), "evil").await;
+        let evil = upstream(TOOL, 0, "evil").await;
         let port = evil.address().port();
-        let good = Http2Upstream::start((OTHER, port).into(), "good").await;
+        let good = upstream(OTHER, port, "good").await;
         let dns = names().await;
         let policy = with_dns(&dns, "upstreams: { good: { hosts: [good.test], origin: h2c } }");
         let hedgerow = start(&policy).await;
@@ -49,10 +49,10 @@ fn a_shared_connection_to_a_pretender_is_not_used_for_the_name() {
             assert_eq!(get_at(evil.address(), &host).await.text(), "evil");
             assert_eq!(hedgerow.get(&url).await.text(), "good");
             assert_eq!(get_at(good.address(), &host).await.text(), "good");
-            let mut shared = client(evil.address()).await;
-            assert_eq!(ask(&mut shared, &url).await, (200, "evil".into()));
+            let answer = client(evil.address()).await.get(&url).await;
+            assert_eq!((answer.status, answer.text()), (200, "evil"));
         }
-        assert_eq!((evil.connections(), good.connections()), (1, 2));
+        assert_eq!((evil.tally().connections, good.tally().connections), (1, 2));
     });
 }
 
@@ -60,9 +60,9 @@ fn a_shared_connection_to_a_pretender_is_not_used_for_the_name() {
 fn nobody_waits_for_a_dial_to_an_address_that_another_client_chose() {
     // Requests of a host share its dials. One to where nobody answers was waited for by all.
     in_pod(async || {
-        let evil = Http2Upstream::start((TOOL, 0).into(), "evil").await;
+        let evil = upstream(TOOL, 0, "evil").await;
         let port = evil.address().port();
-        let _good = Http2Upstream::start((OTHER, port).into(), "good").await;
+        let _good = upstream(OTHER, port, "good").await;
         let dns = names().await;
         let stages = "origin: h2c, connect_timeout: 10s, hedge: off";
         let policy = with_dns(&dns, &format!("upstreams: {{ good: {{ hosts: [good.test], {stages} }} }}"));
