@@ -48,6 +48,9 @@ const SEND_BUFFER: usize = 64 * 1024;
 const MAX_UNSEEN_RESETS: usize = 20;
 /// Streams that we had to reset for a client's faults on one connection (CVE-2025-8671).
 const MAX_FAULTS: usize = 100;
+/// Streams of the last second that we ended before their client did. What is still on its way on one that is
+/// forgotten counts as a fault, and a fan-out of uploads that is refused at once is none.
+const REMEMBERED_RESETS: usize = 1024;
 /// How often a connection is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// For the last frames of a connection to go out.
@@ -76,6 +79,7 @@ async fn run(client: ClientSocket, inbound: Inbound) {
         .max_header_list_size(limits.head.try_into().unwrap_or(u32::MAX))
         .max_pending_accept_reset_streams(MAX_UNSEEN_RESETS)
         .max_local_error_reset_streams(Some(MAX_FAULTS))
+        .max_concurrent_reset_streams(REMEMBERED_RESETS)
         .enable_connect_protocol()
         .handshake(client);
     let Ok(Ok(mut http)) = timeout_at(opened + limits.header_timeout, handshake).await else { return };
