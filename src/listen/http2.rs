@@ -43,11 +43,11 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const SMALL_FRAMES: usize = 6 * CONNECTION_WINDOW as usize;
 /// Bytes of one answer that wait in the connection for the socket.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Streams that a client may open and reset again before we have looked at them: beyond, it is an attack
-/// (CVE-2023-44487) and the connection is ended.
-const MAX_UNSEEN_RESETS: usize = 20;
 /// Streams that we had to reset for a client's faults on one connection (CVE-2025-8671).
 const MAX_FAULTS: usize = 100;
+/// Streams of the last second that we ended before their client did. What is still on its way on one that is
+/// forgotten counts as a fault, and a fan-out of uploads that is refused at once is none.
+const REMEMBERED_RESETS: usize = 1024;
 /// How often a connection is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// For the last frames of a connection to go out.
@@ -74,8 +74,11 @@ async fn run(client: ClientSocket, inbound: Inbound) {
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_streams(limits.streams)
         .max_header_list_size(limits.head.try_into().unwrap_or(u32::MAX))
-        .max_pending_accept_reset_streams(MAX_UNSEEN_RESETS)
+        // All that a client may have open it may give up in one breath, before we have looked at any. Beyond that
+        // it is an attack (CVE-2023-44487) and the connection is ended.
+        .max_pending_accept_reset_streams(limits.streams as usize)
         .max_local_error_reset_streams(Some(MAX_FAULTS))
+        .max_concurrent_reset_streams(REMEMBERED_RESETS)
         .enable_connect_protocol()
         .handshake(client);
     let Ok(Ok(mut http)) = timeout_at(opened + limits.header_timeout, handshake).await else { return };

@@ -38,6 +38,9 @@ const CONNECTION_WINDOW: u32 = MAX_STREAMS as u32 * STREAM_WINDOW;
 /// clients that do not read fill their windows before this; the library would sooner take them for an attack,
 /// and the connection from those who share it.
 const SMALL_FRAMES: usize = 6 * CONNECTION_WINDOW as usize;
+/// Streams of the last second that we reset. An answer that is still on its way on one that is forgotten counts
+/// as a fault of the peer, and too many of them end the connection; cancelled requests are none.
+const REMEMBERED_RESETS: usize = 1024;
 /// A larger response head is a fault of the upstream, as with HTTP/1.
 const MAX_RESPONSE_HEAD: u32 = 64 * 1024;
 /// Bytes of request bodies that wait in the connection for the socket, for each stream.
@@ -98,6 +101,7 @@ impl Shared {
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .data_frame_budget(SMALL_FRAMES)
+            .max_concurrent_reset_streams(REMEMBERED_RESETS)
             .max_header_list_size(MAX_RESPONSE_HEAD)
             .max_send_buffer_size(SEND_BUFFER)
             .handshake(socket)

@@ -774,14 +774,158 @@ async fn a_client_that_stops_reading_is_given_up_and_its_neighbours_are_not() {
         _ => Reply::ok("small"),
     })
     .await;
-    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off, stream_idle: 300ms")).await;
     let mut builder = Builder::new();
     builder.initial_window_size(64 * 1024).initial_connection_window_size(1024 * 1024);
-    let agent = Http2Agent::with(hedgerow.agent().await, &builder).await;
-    let slow = agent.open(head("GET", &upstream.url("/large"), &[]), true).await.head().await;
-    upstream.until(|tally| tally.aborted == 1).await;
-    assert_eq!(agent.get(&upstream.url("/small")).await.text(), "small");
-    assert!(matches!(slow.rest().await.end, End::Reset(_)));
+    for (nth, bound) in
+        ["stream_idle: 300ms", "deadline: { default: 300ms, covers: body }"].iter().enumerate()
+    {
+        let hedgerow =
+            HedgerowProcess::start(&tool(upstream.address(), &format!("hedge: off, {bound}"))).await;
+        let agent = Http2Agent::with(hedgerow.agent().await, &builder).await;
+        let slow = agent.open(head("GET", &upstream.url("/large"), &[]), true).await.head().await;
+        upstream.until(|tally| tally.aborted == nth + 1).await;
+        assert_eq!(agent.get(&upstream.url("/small")).await.text(), "small");
+        assert!(matches!(slow.rest().await.end, End::Reset(_)), "{bound}");
+        hedgerow.until_metrics(|m| m.value("hedgerow_bulkhead_in_flight", &[TOOL]) == 0.0).await;
+    }
+}
+
+/// An agent that gives up a whole fan-out at once is no attacker.
+#[tokio::test]
+async fn a_hundred_streams_that_are_given_up_at_once_do_not_end_the_connection() {
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    for _ in 0..3 {
+        let mut calls = Vec::new();
+        let mut exchanges = Vec::new();
+        for _ in 0..100 {
+            calls.push(agent.open(head("GET", &upstream.url("/"), &[]), true).await);
+        }
+        for _ in 0..100 {
+            exchanges.push(upstream.next().await);
+        }
+        for call in calls {
+            call.reset(Reason::CANCEL);
+        }
+        join_all(exchanges.into_iter().map(|exchange| exchange.gone())).await;
+    }
+    let call = agent.open(head("GET", &upstream.url("/"), &[]), true).await;
+    upstream.next().await.respond(200, &[], "well").await;
+    assert_eq!(call.answer().await.text(), "well");
+}
+
+/// The same before anybody has looked at them.
+#[tokio::test]
+async fn a_hundred_streams_that_are_opened_and_given_up_in_one_breath_do_not_end_the_connection() {
+    let upstream = Upstream::answering(|_| Reply::ok("well")).await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
+    let mut peer = FramePeer::client(hedgerow.agent().await).await;
+    let host = upstream.address().to_string();
+    let open = |n: u32| Frame::headers(n * 2 + 1, get(&host, "/"), true).encode();
+    let reset = |n: u32| Frame::reset(n * 2 + 1, Reason::CANCEL).encode();
+    peer.0.send((0..100).flat_map(|n| [open(n), reset(n)].concat()).collect::<Vec<_>>()).await;
+    peer.0.send(open(100)).await;
+    loop {
+        let frame = soon(peer.try_next()).await.expect("the connection goes on");
+        match frame.kind {
+            kind::GOAWAY => panic!("GOAWAY: {:?}", frame.reason()),
+            kind::DATA if frame.stream == 201 => break assert_eq!(frame.payload, b"well"),
+            _ => {}
+        }
+    }
+}
+
+/// Content that is on its way when the answer comes early crosses it on the wire, which is nobody's fault.
+#[tokio::test]
+async fn uploads_that_are_refused_at_once_by_the_hundred_do_not_end_the_connection() {
+    let mut upstream = Upstream::start().await;
+    let stages = "hedge: off, bulkhead: { max_concurrent: 1, max_queue: 0 }";
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), stages)).await;
+    let mut holder = hedgerow.agent().await;
+    holder.send(absolute("GET", &upstream.url("/"), &[], b"")).await;
+    let held = upstream.next().await;
+    let mut peer = FramePeer::client(hedgerow.agent().await).await;
+    // Room for all the answers.
+    peer.send(Frame::new(kind::WINDOW_UPDATE, 0, 0, (1_u32 << 20).to_be_bytes())).await;
+    let host = upstream.address().to_string();
+    for round in 0..5 {
+        let streams: Vec<u32> = (0..100).map(|n| (round * 100 + n) * 2 + 1).collect();
+        let heads =
+            streams.iter().flat_map(|stream| Frame::headers(*stream, get(&host, "/"), false).encode());
+        peer.0.send(heads.collect::<Vec<_>>()).await;
+        for _ in &streams {
+            let stopped = peer.next(kind::RST_STREAM).await;
+            assert_eq!(stopped.reason(), Reason::NO_ERROR, "round {round}");
+        }
+        // A client that had not read them yet would have sent this already.
+        let content =
+            streams.iter().flat_map(|stream| Frame::new(kind::DATA, 1, *stream, "content").encode());
+        peer.0.send(content.collect::<Vec<_>>()).await;
+    }
+    peer.send(Frame::new(kind::PING, 0, 0, [7; 8])).await;
+    loop {
+        let frame = soon(peer.try_next()).await.expect("the connection goes on");
+        match frame.kind {
+            kind::GOAWAY => panic!("GOAWAY: {:?}", frame.reason()),
+            kind::PING => break,
+            _ => {}
+        }
+    }
+    held.respond(200, &[], "").await;
+    assert_eq!(holder.read_response().await.status, 200);
+}
+
+/// A client may open streams before it has heard how many there may be.
+#[tokio::test]
+async fn streams_that_were_opened_before_the_settings_came_are_served_up_to_the_limit() {
+    let upstream = Upstream::answering(|_| Reply::ok("served").after(ms(100))).await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
+    let mut peer = FramePeer::client(hedgerow.agent().await).await;
+    let host = upstream.address().to_string();
+    let burst: Vec<u8> =
+        (0..150).flat_map(|n| Frame::headers(n * 2 + 1, get(&host, "/"), true).encode()).collect();
+    peer.0.send(burst).await;
+    let (mut served, mut refused) = (0, 0);
+    while served + refused < 150 {
+        let frame = soon(peer.try_next()).await.expect("the connection goes on");
+        match frame.kind {
+            kind::RST_STREAM => {
+                assert_eq!(frame.reason(), Reason::REFUSED_STREAM);
+                refused += 1;
+            }
+            kind::DATA if frame.ends_stream() => served += 1,
+            kind::GOAWAY => panic!("GOAWAY after {served} and {refused}"),
+            _ => {}
+        }
+    }
+    assert!(served >= 100, "{served} served, {refused} refused");
+    assert_eq!(upstream.count(), served);
+}
+
+#[tokio::test]
+async fn a_websocket_on_a_stream_inside_an_interception_reaches_its_upstream_in_tls() {
+    let pki = Pki::new();
+    let mut upstream = Upstream::on([127, 0, 0, 1]).tls(pki.server(&["127.0.0.1"])).start().await;
+    let hedgerow = HedgerowProcess::start(&intercepting(&upstream, &pki)).await;
+    let authority = upstream.address().to_string();
+    let agent = Http2Agent::intercepted(hedgerow.proxy, &authority, &ca_of(&hedgerow)).await;
+    agent.until_websockets().await;
+    let call = agent.open(websocket(&format!("https://{authority}/ws"), &[]), false).await;
+    let mut exchange = upstream.next().await;
+    assert_eq!((exchange.head.target.as_str(), exchange.header("upgrade")), ("/ws", Some("websocket")));
+    assert_eq!(exchange.header("host"), Some(authority.as_str()));
+    exchange.head_only(101, &[("Connection", "upgrade"), ("Upgrade", "websocket")]).await;
+    let mut incoming = call.head().await;
+    assert_eq!(incoming.status, 200);
+    let mut tunnel = exchange.tunnel();
+    incoming.send("ping", false);
+    tunnel.expect(b"ping").await;
+    tunnel.send(b"pong").await;
+    assert_eq!(incoming.chunk().await.as_deref(), Some(&b"pong"[..]));
+    // The client that leaves takes the upstream's connection with it.
+    incoming.reset(Reason::CANCEL);
+    let _ = tunnel.rest().await;
 }
 
 /// The keep-alive time is for connections on which nothing is, however long a stream lasts.

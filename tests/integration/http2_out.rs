@@ -1026,3 +1026,85 @@ async fn c044_each_leg_of_an_interception_speaks_what_its_peer_speaks() {
         assert_eq!(answer.trailer("x-check"), Some("1"), "{offered:?}");
     }
 }
+
+/// Those who wait for somebody else's dial do not wait longer than for their own.
+#[tokio::test]
+async fn a_burst_at_a_dead_upstream_fails_at_once() {
+    let (dead, _keeps_it_dead) = Upstream::dead();
+    let hedgerow = HedgerowProcess::start(&h2c(dead, "hedge: off, breaker: off")).await;
+    let began = Instant::now();
+    for answer in get_all(hedgerow.proxy, &vec![format!("http://{dead}/"); 50]).await {
+        assert_eq!((answer.status, &answer.json()["error"]), (502, &"connect_failed".into()));
+    }
+    assert!(began.elapsed() < ms(3000), "{:?}", began.elapsed());
+}
+
+/// Wherever clients leave, HTTP/2 on both sides: every request is counted once, nothing stays in flight, and
+/// the connections outlive it.
+#[tokio::test]
+async fn c117_after_five_hundred_departures_from_streams_all_accounts_are_settled() {
+    let upstream = Http2Upstream::on([127, 0, 0, 1])
+        .max_streams(20)
+        .serving(|mut stream| async move {
+            match stream.uri.path().len() % 3 {
+                0 => {
+                    stream.head(200, &[]);
+                    for _ in 0..10 {
+                        sleep(ms(2)).await;
+                        if !stream.data("0123456789").await {
+                            return;
+                        }
+                    }
+                    stream.end();
+                }
+                1 => {
+                    sleep(ms(10)).await;
+                    stream.respond(200, &[], "whole").await;
+                }
+                _ => {
+                    sleep(ms(5)).await;
+                    stream.respond(503, &[], "").await;
+                }
+            }
+        })
+        .await;
+    let stages = "hedge: { after: 8ms }, extra_load: { ratio: 100%, floor: 1000/s }, breaker: off, \
+         bulkhead: { max_concurrent: 30, max_queue: 60 }";
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), stages)).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    for round in 0..10_u64 {
+        let calls = (0..50_u64).map(|nth| {
+            let url = upstream.url(&format!("/{}", "x".repeat((nth % 5) as usize)));
+            let agent = &agent;
+            async move {
+                let call = agent.open(head("GET", &url, &[]), true).await;
+                // Moments that spread over the life of a call, the queue included.
+                let patience = Duration::from_micros((round * 977 + nth * 1409) % 40_000);
+                // Dropped, a call is reset.
+                let _ = tokio::time::timeout(patience, call.answer()).await;
+            }
+        });
+        join_all(calls).await;
+    }
+    let metrics = hedgerow
+        .until_metrics(|metrics| {
+            metrics.value("hedgerow_bulkhead_in_flight", &[TOOL]) == 0.0
+                && metrics.value("hedgerow_bulkhead_queued", &[TOOL]) == 0.0
+        })
+        .await;
+    hedgerow.until_status(|status| status["in_flight"] == 0).await;
+    let total = metrics.value("hedgerow_requests_total", &[TOOL]);
+    let by_outcome: f64 = ["answered", "error", "incomplete", "client_left", "tunnel"]
+        .iter()
+        .map(|outcome| metrics.value("hedgerow_requests_total", &[TOOL, ("outcome", outcome)]))
+        .sum();
+    assert_eq!(by_outcome, total);
+    assert!(total > 250.0 && total <= 500.0, "{total}");
+    let mut tally = upstream.tally();
+    // An answer that crosses its reset on the wire is no fault of the upstream's, which would be counted.
+    tally.resets.retain(|reset| reset.reason != Reason::CANCEL);
+    assert!(tally.resets.is_empty() && tally.max_streams <= 20, "{tally:?}");
+    // A dial that nobody waits for any more is given up.
+    assert!(tally.connections <= 20 && tally.goodbyes.is_empty(), "{tally:?}");
+    assert_eq!(agent.get(&upstream.url("/")).await.status, 200);
+}

@@ -48,9 +48,9 @@ pub struct Setup {
 pub struct Seen {
     /// Which connection carried it, counted from 1.
     pub connection: usize,
-    /// The head: its URI holds `:scheme`, `:authority` and `:path`.
+    /// `:method`.
     pub method: http::Method,
-    /// The same.
+    /// `:scheme`, `:authority` and `:path`.
     pub uri: http::Uri,
     /// The fields.
     pub headers: HeaderMap,
