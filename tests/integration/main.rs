@@ -38,6 +38,7 @@ mod forward;
 mod framing;
 mod grpc;
 mod hedge;
+mod intercept;
 mod isolation;
 mod limits;
 mod reuse;

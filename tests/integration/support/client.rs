@@ -13,6 +13,7 @@ use super::socket::Socket;
 use super::soon;
 
 /// One connection to the proxy (or to anything that speaks HTTP/1).
+#[derive(Debug)]
 pub struct Agent {
     pub(super) stream: BufReader<Socket>,
 }
@@ -102,6 +103,18 @@ impl Agent {
     pub fn peer_certificate(&self) -> Option<Vec<u8>> {
         let Socket::Tls(tls) = self.stream.get_ref() else { return None };
         Some(tls.get_ref().1.peer_certificates()?.first()?.to_vec())
+    }
+
+    /// What ALPN agreed on (RFC 7301).
+    pub fn protocol(&self) -> Option<String> {
+        let Socket::Tls(tls) = self.stream.get_ref() else { return None };
+        tls.get_ref().1.alpn_protocol().map(|protocol| String::from_utf8_lossy(protocol).into_owned())
+    }
+
+    /// The bare connection, for what is no HTTP/1.
+    pub fn into_socket(self) -> Socket {
+        assert!(self.stream.buffer().is_empty(), "bytes came that nobody read");
+        self.stream.into_inner()
     }
 
     /// This side's address.
@@ -201,6 +214,12 @@ impl Agent {
     ) -> Response {
         self.send(absolute(method, url, headers, body)).await;
         self.read_response_to(method).await
+    }
+
+    /// GET in origin-form, as one sends it to a server rather than to a proxy.
+    pub async fn get_at(&mut self, host: &str, path: &str) -> Response {
+        self.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        self.read_response().await
     }
 
     /// CONNECT; after a 2xx this connection is the tunnel.

@@ -14,9 +14,11 @@ pub mod dns;
 pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
+pub mod intercept;
 pub mod pki;
 pub mod policy;
 pub mod raw;
+pub mod road;
 pub mod socket;
 pub mod upstream;
 

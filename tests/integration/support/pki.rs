@@ -91,13 +91,39 @@ impl Pki {
         )
     }
 
+    /// TLS of an upstream that speaks these protocols (RFC 7301), or knows of none.
+    pub fn server_speaking(&self, names: &[&str], protocols: &[&str]) -> TlsAcceptor {
+        let leaf = self.leaf(names);
+        let config = server_builder().with_no_client_auth();
+        let mut config = config
+            .with_single_cert(vec![leaf.certificate.clone()], leaf.private_key())
+            .expect("a valid pair");
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        TlsAcceptor::from(Arc::new(config))
+    }
+
+    /// The authority's certificate.
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// TLS of an agent that trusts this authority alone, to be refined.
+    pub fn agent_tls(&self) -> AgentTls {
+        AgentTls::trusting(roots_of(self.issuer.der().clone()))
+    }
+
     /// TLS of an agent that trusts this authority alone.
     pub fn connector(&self) -> TlsConnector {
-        connector_trusting(roots_of(self.issuer.der().clone()))
+        self.agent_tls().connector()
     }
 }
 
 impl Leaf {
+    /// The certificate, DER.
+    pub fn der(&self) -> &[u8] {
+        &self.certificate
+    }
+
     fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
     }
@@ -111,19 +137,46 @@ pub fn acceptor(leaf: &Leaf) -> TlsAcceptor {
 
 /// TLS of an agent that trusts what a PEM file holds, such as the CA that an intercepting proxy wrote.
 pub fn connector_trusting_pem(pem: &[u8]) -> TlsConnector {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        roots.add(certificate.expect("a PEM certificate")).expect("a usable root");
-    }
-    connector_trusting(roots)
+    AgentTls::trusting_pem(pem).connector()
 }
 
-fn connector_trusting(roots: RootCertStore) -> TlsConnector {
-    let builder = ClientConfig::builder_with_provider(provider());
-    let builder = builder.with_safe_default_protocol_versions().expect("ring speaks TLS 1.2 and 1.3");
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    TlsConnector::from(Arc::new(config))
+/// How an agent's TLS begins: whom it trusts and what it offers. HTTP/1.1 unless told otherwise.
+pub struct AgentTls(ClientConfig);
+
+impl AgentTls {
+    /// Trusts the certificates of a PEM text and nothing else.
+    pub fn trusting_pem(pem: &[u8]) -> Self {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(pem) {
+            roots.add(certificate.expect("a PEM certificate")).expect("a usable root");
+        }
+        Self::trusting(roots)
+    }
+
+    fn trusting(roots: RootCertStore) -> Self {
+        let builder = ClientConfig::builder_with_provider(provider());
+        let builder = builder.with_safe_default_protocol_versions().expect("ring speaks TLS 1.2 and 1.3");
+        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Self(config)
+    }
+
+    /// Offers these protocols (RFC 7301), or none.
+    pub fn offering(mut self, protocols: &[&str]) -> Self {
+        self.0.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        self
+    }
+
+    /// Does not say which host it means.
+    pub fn without_sni(mut self) -> Self {
+        self.0.enable_sni = false;
+        self
+    }
+
+    /// Ready to connect.
+    pub fn connector(self) -> TlsConnector {
+        TlsConnector::from(Arc::new(self.0))
+    }
 }
 
 fn server_builder() -> tokio_rustls::rustls::ConfigBuilder<ServerConfig, tokio_rustls::rustls::WantsVerifier>

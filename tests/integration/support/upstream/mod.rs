@@ -39,7 +39,7 @@ use record::{Open, Record};
 use script::{Script, play};
 
 pub use exchange::Exchange;
-pub use record::{Seen, Tally};
+pub use record::{Handshake, Seen, Tally};
 pub use script::{Reply, by_path, statuses};
 
 /// A fake upstream; dropping it closes its port and every connection.
@@ -211,6 +211,11 @@ impl Upstream {
         self.record.seen.lock().clone()
     }
 
+    /// How TLS began on each connection that got through it, in order.
+    pub fn handshakes(&self) -> Vec<Handshake> {
+        self.record.handshakes.lock().clone()
+    }
+
     /// Stops listening; open connections live on. Later connections are refused.
     pub async fn stop_listening(&mut self) {
         self.accepting.abort();
@@ -252,7 +257,10 @@ impl Host {
         let socket = match &self.tls {
             None => Socket::Plain(tcp),
             Some(acceptor) => match acceptor.accept(tcp).await {
-                Ok(tls) => Socket::Tls(Box::new(tls.into())),
+                Ok(tls) => {
+                    self.record.handshakes.lock().push(Handshake::of(tls.get_ref().1));
+                    Socket::Tls(Box::new(tls.into()))
+                }
                 Err(_) => return self.record.tally.send_modify(|tally| tally.handshakes_failed += 1),
             },
         };
