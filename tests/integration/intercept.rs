@@ -144,6 +144,21 @@ async fn a_full_bulkhead_refuses_requests_inside_and_connections_hold_no_permit(
 }
 
 #[tokio::test]
+async fn a_client_that_hesitates_before_its_handshake_leaves_no_permit_behind() {
+    // The tunnel that was opened meanwhile held the only place, and the requests inside waited for it.
+    let rig =
+        Rig::answering("hedge: off, bulkhead: { max_concurrent: 1, max_queue: 0 }", |_| Reply::ok("in"))
+            .await;
+    let mut agent = rig.hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&rig.authority()).await.status, 200);
+    rig.upstream.until(|tally| tally.connections == 1).await;
+    let mut agent = agent.tls(&trusting(&rig.hedgerow).connector(), HOST).await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(agent.get_at(&rig.authority(), "/").await.status, 200);
+    }
+}
+
+#[tokio::test]
 async fn a_deadline_inside_bounds_the_call_and_is_passed_on() {
     let mut rig = Rig::start("hedge: off").await;
     let mut agent = rig.agent().await;
