@@ -416,6 +416,10 @@ async fn c045_another_host_inside_is_misdirected_and_reaches_nobody() {
         assert_eq!(problem(&answer), (421, "misdirected".into()), "{request}");
     }
     assert_eq!((rig.upstream.count(), rig.upstream.connections()), (0, 0));
+    let mut agent = rig.agent().await;
+    agent.send(format!("GET https://{authority}/ HTTP/1.1\r\nHost: b.test\r\n\r\n")).await;
+    assert_eq!(agent.read_response().await.text(), "right");
+    assert_eq!(rig.upstream.requests()[0].header("host"), Some(authority.as_str()));
 }
 
 /// Answers one request on the port in TLS with these bytes, and cuts TCP without a close_notify.
