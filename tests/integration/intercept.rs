@@ -509,6 +509,9 @@ async fn intercept_false_shows_the_origins_own_certificate() {
     assert_eq!(exempt.get_at("b.test", "/").await.text(), "own");
     let agent = inside(&hedgerow, &format!("{HOST}:{port}"), HOST, trusting(&hedgerow)).await;
     assert_ne!(agent.peer_certificate().unwrap(), leaf.der());
+    // By its address the client names it inside the handshake only.
+    let by_address = inside(&hedgerow, &upstream.address().to_string(), "b.test", pki.agent_tls()).await;
+    assert_eq!(by_address.peer_certificate().unwrap(), leaf.der());
 }
 
 #[tokio::test]
