@@ -28,8 +28,11 @@ mod start;
 mod support_itself;
 
 mod breaker;
+mod bulk;
 mod bulkhead;
+mod ca;
 mod cancel;
+mod client_hello;
 mod deadline;
 mod dns;
 mod egress;
@@ -48,3 +51,4 @@ mod stream;
 mod tls_origination;
 mod tunnel;
 mod upgrade;
+mod websocket;

@@ -264,6 +264,13 @@ impl Agent {
         bytes
     }
 
+    /// Whatever comes until the other side ends the connection, while this side stays open.
+    pub async fn all_that_comes_without_closing(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = soon(self.stream.read_to_end(&mut bytes)).await;
+        bytes
+    }
+
     /// RST. Dropping the agent sends FIN (RST when bytes are unread).
     pub fn reset(self) {
         self.stream.into_inner().reset();

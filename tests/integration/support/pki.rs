@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    IsCa, KeyPair, KeyUsagePurpose,
 };
 use tempfile::TempDir;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
@@ -27,6 +27,8 @@ pub struct Leaf {
     certificate: CertificateDer<'static>,
     certificate_pem: String,
     key: KeyPair,
+    /// What a server sends along.
+    chain: Vec<CertificateDer<'static>>,
 }
 
 impl Pki {
@@ -62,7 +64,28 @@ impl Pki {
         change(&mut params);
         let key = new_key();
         let certificate = params.signed_by(&key, &self.issuer).expect("a leaf can be signed");
-        Leaf { certificate_pem: certificate.pem(), certificate: certificate.der().clone(), key }
+        Leaf {
+            certificate_pem: certificate.pem(),
+            certificate: certificate.der().clone(),
+            key,
+            chain: Vec::new(),
+        }
+    }
+
+    /// A certificate by an authority below this one, whose own certificate the server sends along.
+    pub fn leaf_of_intermediate(&self, names: &[&str]) -> Leaf {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "test intermediate");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let issuer = CertifiedIssuer::signed_by(params, new_key(), &self.issuer).expect("a CA can be signed");
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let key = new_key();
+        let certificate = CertificateParams::new(names).expect("valid names").signed_by(&key, &issuer);
+        let certificate = certificate.expect("a leaf can be signed");
+        let chain = vec![issuer.der().clone()];
+        Leaf { certificate_pem: certificate.pem(), certificate: certificate.der().clone(), key, chain }
     }
 
     /// The certificate and key as files for `tls.client_cert` and `tls.client_key`.
@@ -84,20 +107,14 @@ impl Pki {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build().expect("roots");
         let leaf = self.leaf(names);
         let config = server_builder().with_client_cert_verifier(verifier);
-        served(
-            config
-                .with_single_cert(vec![leaf.certificate.clone()], leaf.private_key())
-                .expect("a valid pair"),
-        )
+        served(config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair"))
     }
 
     /// TLS of an upstream that speaks these protocols (RFC 7301), or knows of none.
     pub fn server_speaking(&self, names: &[&str], protocols: &[&str]) -> TlsAcceptor {
         let leaf = self.leaf(names);
         let config = server_builder().with_no_client_auth();
-        let mut config = config
-            .with_single_cert(vec![leaf.certificate.clone()], leaf.private_key())
-            .expect("a valid pair");
+        let mut config = config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair");
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
         TlsAcceptor::from(Arc::new(config))
     }
@@ -119,9 +136,49 @@ impl Pki {
 }
 
 impl Leaf {
+    /// A certificate that vouches for itself.
+    pub fn self_signed(names: &[&str]) -> Self {
+        Self::self_signed_with(names, |_| {})
+    }
+
+    /// The same with something changed, such as to an authority's.
+    pub fn self_signed_with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names).expect("valid names");
+        change(&mut params);
+        let key = new_key();
+        let certificate = params.self_signed(&key).expect("a certificate can sign itself");
+        Self {
+            certificate_pem: certificate.pem(),
+            certificate: certificate.der().clone(),
+            key,
+            chain: Vec::new(),
+        }
+    }
+
+    /// Without what should be sent along.
+    pub fn without_chain(mut self) -> Self {
+        self.chain.clear();
+        self
+    }
+
+    /// The certificate, PEM.
+    pub fn pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// The key, PEM.
+    pub fn key_pem(&self) -> String {
+        self.key.serialize_pem()
+    }
+
     /// The certificate, DER.
     pub fn der(&self) -> &[u8] {
         &self.certificate
+    }
+
+    fn sent(&self) -> Vec<CertificateDer<'static>> {
+        std::iter::once(&self.certificate).chain(&self.chain).cloned().collect()
     }
 
     fn private_key(&self) -> PrivateKeyDer<'static> {
@@ -132,7 +189,7 @@ impl Leaf {
 /// TLS of an upstream that shows this certificate.
 pub fn acceptor(leaf: &Leaf) -> TlsAcceptor {
     let config = server_builder().with_no_client_auth();
-    served(config.with_single_cert(vec![leaf.certificate.clone()], leaf.private_key()).expect("a valid pair"))
+    served(config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair"))
 }
 
 /// TLS of an agent that trusts what a PEM file holds, such as the CA that an intercepting proxy wrote.
@@ -170,6 +227,12 @@ impl AgentTls {
     /// Does not say which host it means.
     pub fn without_sni(mut self) -> Self {
         self.0.enable_sni = false;
+        self
+    }
+
+    /// Splits what it says into records of at most so many bytes.
+    pub fn in_fragments(mut self, size: Option<usize>) -> Self {
+        self.0.max_fragment_size = size;
         self
     }
 

@@ -304,21 +304,16 @@ impl Call {
             },
             Line::Http2(http2) => {
                 let incoming = http2.incoming.as_mut().expect("the head was read");
-                match soon(incoming.data()).await {
-                    Some(Ok(data)) => {
-                        incoming
-                            .flow_control()
-                            .release_capacity(data.len())
-                            .expect("what came is given back");
-                        Ok(Some(data.to_vec()))
-                    }
-                    Some(Err(error)) => Err(error.to_string()),
-                    None => {
-                        http2.trailers =
-                            soon(incoming.trailers()).await.map_err(|error| error.to_string())?;
-                        Ok(None)
+                while let Some(data) = soon(incoming.data()).await {
+                    let data = data.map_err(|error| error.to_string())?;
+                    incoming.flow_control().release_capacity(data.len()).expect("what came is given back");
+                    // The frame that ends a stream may be empty.
+                    if !data.is_empty() {
+                        return Ok(Some(data.to_vec()));
                     }
                 }
+                http2.trailers = soon(incoming.trailers()).await.map_err(|error| error.to_string())?;
+                Ok(None)
             }
         }
     }

@@ -38,7 +38,7 @@ use exchange::Connection;
 use record::{Open, Record};
 use script::{Script, play};
 
-pub use exchange::Exchange;
+pub use exchange::{Exchange, is_pattern, pattern};
 pub use record::{Handshake, Seen, Tally};
 pub use script::{Reply, by_path, statuses};
 
