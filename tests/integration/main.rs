@@ -51,4 +51,5 @@ mod stream;
 mod tls_origination;
 mod tunnel;
 mod upgrade;
+mod upstream_tls;
 mod websocket;
