@@ -169,3 +169,28 @@ async fn an_agent_that_does_not_read_holds_back_its_own_upstream_only_in_every_m
         exchange.gone().await;
     }
 }
+
+#[tokio::test]
+async fn an_upstream_that_does_not_read_holds_back_its_own_agent_only_in_every_mode() {
+    const OFFERED: u64 = 256 << 20;
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let before = upload(&mut road, 1 << 20).await;
+        let mut slow = road.call("POST", "/", &[("Content-Length", &OFFERED.to_string())]).await;
+        let exchange = road.upstream.next().await;
+        let piece = pattern(0, PIECE);
+        let mut taken = 0;
+        while timeout(Duration::from_millis(200), slow.send(&piece)).await.is_ok() {
+            taken += piece.len() as u64;
+            assert!(taken < OFFERED / 2, "{mode:?}: everything was taken while nobody read");
+        }
+        let begin = Instant::now();
+        let (mut quick, answer) = road.exchange(&[]).await;
+        answer.respond(200, &[], "quick").await;
+        assert_eq!((quick.head().await.status, &quick.rest().await[..]), (200, &b"quick"[..]));
+        assert!(begin.elapsed() < Duration::from_millis(400), "{mode:?}: {:?}", begin.elapsed());
+        check_growth(mode, before, road.hedgerow.resident_kib());
+        drop(slow);
+        exchange.gone().await;
+    }
+}

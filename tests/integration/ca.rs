@@ -95,8 +95,8 @@ fn own_ca(folder: &Path, change: impl FnOnce(&mut CertificateParams)) -> Leaf {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         change(params);
     });
-    fs::write(folder.join("ca.crt"), ca.pem()).unwrap();
-    fs::write(folder.join("ca.key"), ca.key_pem()).unwrap();
+    fs::write(folder.join("ca.crt"), ca.pem()).expect("a temporary file");
+    fs::write(folder.join("ca.key"), ca.key_pem()).expect("a temporary file");
     ca
 }
 

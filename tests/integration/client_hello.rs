@@ -146,13 +146,13 @@ impl AsyncWrite for OneByOne {
 
 async fn get_through(connector: &TlsConnector, tunnel: Agent, authority: &str) -> String {
     let Socket::Plain(tcp) = tunnel.into_socket() else { panic!("TLS already") };
-    let name = ServerName::try_from(HOST).unwrap();
+    let name = ServerName::try_from(HOST).expect("a valid name");
     let mut tls = soon(connector.connect(name, OneByOne(tcp))).await.expect("a handshake byte by byte");
     let request = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
-    tls.write_all(request.as_bytes()).await.unwrap();
-    tls.flush().await.unwrap();
+    tls.write_all(request.as_bytes()).await.expect("the connection carries bytes");
+    tls.flush().await.expect("the connection carries bytes");
     let mut answer = String::new();
-    soon(tls.read_to_string(&mut answer)).await.unwrap();
+    soon(tls.read_to_string(&mut answer)).await.expect("the connection carries bytes");
     answer
 }
 
@@ -191,6 +191,19 @@ async fn values_that_mean_nothing_are_passed_over() {
         extensions.push(extension(0x2a2a, &[0]));
         let mut agent = tunnel(&hedgerow, authority).await;
         agent.send(hello(TLS_1_2, &[GREASE, AES_128_GCM, 0xc02b], &extensions)).await;
+        assert_eq!(first_record(&mut agent).await, SERVER_HELLO, "{authority}");
+    }
+}
+
+#[tokio::test]
+async fn c021_a_hello_may_come_in_one_packet_with_its_connect() {
+    let hedgerow = intercepting("").await;
+    for authority in AUTHORITIES {
+        let connect = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
+        let hello = hello(TLS_1_2, &[AES_128_GCM], &[usual(), vec![versions(&[TLS_1_3])]].concat());
+        let mut agent = hedgerow.agent().await;
+        agent.send([connect.as_bytes(), &hello].concat()).await;
+        assert_eq!(agent.read_response_to("CONNECT").await.status, 200);
         assert_eq!(first_record(&mut agent).await, SERVER_HELLO, "{authority}");
     }
 }

@@ -11,7 +11,7 @@ use x509_parser::prelude::FromDer;
 use crate::support::client::{End, Response};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::intercept::{HOST, Rig, base, ca_pem, inside, names, policy, trusting};
-use crate::support::pki::{self, Pki};
+use crate::support::pki::{self, AgentTls, Pki};
 use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
 
@@ -217,11 +217,11 @@ fn check_leaf(leaf: &[u8], ca: &[u8], name: &GeneralName<'_>) {
     assert_eq!(leaf.issuer().as_raw(), ca.subject().as_raw());
     leaf.verify_signature(Some(ca.public_key())).expect("signed by the CA");
 
-    let san = leaf.subject_alternative_name().unwrap().expect("a SAN");
+    let san = leaf.subject_alternative_name().expect("DER").expect("a SAN");
     assert_eq!(san.value.general_names.as_slice(), std::slice::from_ref(name), "exactly one name");
-    let usage = leaf.extended_key_usage().unwrap().expect("EKU").value;
+    let usage = leaf.extended_key_usage().expect("DER").expect("EKU").value;
     assert!(usage.server_auth && !usage.client_auth && !usage.any, "{usage:?}");
-    let constraints = leaf.basic_constraints().unwrap().expect("basicConstraints");
+    let constraints = leaf.basic_constraints().expect("DER").expect("basicConstraints");
     assert!(!constraints.value.ca);
 
     let identifier = |certificate: &X509Certificate<'_>, own: bool| {
@@ -403,9 +403,9 @@ async fn c045_another_host_inside_is_misdirected_and_reaches_nobody() {
     let (authority, port) = (rig.authority(), rig.upstream.address().port());
     for request in [
         format!("GET / HTTP/1.1\r\nHost: b.test:{port}\r\n\r\n"),
-        format!("GET / HTTP/1.1\r\nHost: b.test\r\n\r\n"),
+        "GET / HTTP/1.1\r\nHost: b.test\r\n\r\n".to_owned(),
         format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"),
-        format!("GET / HTTP/1.1\r\nHost: a.test:1\r\n\r\n"),
+        "GET / HTTP/1.1\r\nHost: a.test:1\r\n\r\n".to_owned(),
         // Absolute form wins over `Host`.
         format!("GET https://b.test:{port}/ HTTP/1.1\r\nHost: {authority}\r\n\r\n"),
         format!("CONNECT b.test:{port} HTTP/1.1\r\nHost: b.test:{port}\r\n\r\n"),
@@ -574,7 +574,7 @@ async fn decline(hedgerow: &HedgerowProcess, authority: &str, name: &str) {
     let mut agent = hedgerow.agent().await;
     assert_eq!(agent.open_tunnel(authority).await.status, 200);
     let stranger = Pki::new();
-    let refused = agent.tls(&stranger.connector(), name).await.unwrap_err();
+    let refused = agent.tls(&stranger.connector(), name).await.expect_err("a stranger's certificate");
     assert!(refused.to_string().contains("UnknownIssuer"), "{refused}");
 }
 
@@ -625,4 +625,128 @@ async fn a_client_that_only_goes_away_changes_nothing() {
     config_less.reset();
     inside(&hedgerow, "a.test:443", HOST, trusting(&hedgerow)).await;
     assert_eq!(hedgerow.metrics().await.value("hedgerow_intercept_declined_total", &[]), 0.0);
+}
+
+#[tokio::test]
+async fn a_connection_that_lay_idle_goes_on_where_it_was() {
+    let rig = Rig::answering("hedge: off", |_| Reply::ok("on")).await;
+    let authority = rig.authority();
+    let mut agent = rig.agent().await;
+    for pause in [0, 250, 120] {
+        // Idle connections are parked; there is no event for it.
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        for byte in format!("GET / HTTP/1.1\r\nHost: {authority}\r\n\r\n").bytes() {
+            agent.send([byte]).await;
+        }
+        assert_eq!(agent.read_response().await.text(), "on");
+    }
+    assert_eq!(rig.hedgerow.status().await["connections"], 1);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_its_call_along() {
+    let mut rig = Rig::start("hedge: off, breaker: { consecutive_failures: 1 }").await;
+    for resets in [true, false] {
+        let mut agent = rig.agent().await;
+        agent.send(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", rig.authority())).await;
+        let mut exchange = rig.upstream.next().await;
+        exchange.start_chunks(200, &[]).await;
+        exchange.chunk("first").await;
+        assert_eq!(agent.read_head().await.status, 200);
+        let left_at = Instant::now();
+        if resets {
+            agent.reset()
+        } else {
+            drop(agent)
+        }
+        let noticed = exchange.gone().await.duration_since(left_at);
+        assert!(noticed < Duration::from_millis(200), "{noticed:?}");
+        let left = [("outcome", "client_left"), ("code", "499")];
+        rig.hedgerow
+            .until_metrics(|m| m.value("hedgerow_requests_total", &left) == if resets { 1.0 } else { 2.0 })
+            .await;
+    }
+    rig.hedgerow.until_status(|status| status["in_flight"] == 0 && status["connections"] == 0).await;
+}
+
+#[tokio::test]
+async fn heads_that_any_proxy_refuses_are_refused_inside() {
+    let rig = Rig::answering("hedge: off", |_| Reply::ok("through")).await;
+    let authority = rig.authority();
+    let long = "x".repeat(70_000);
+    for (head, status) in [
+        ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400),
+        (format!("GET / HTTP/1.1\r\nHost: {authority}\r\nHost: {authority}\r\n\r\n"), 400),
+        (format!("GET / HTTP/1.1\r\nHost: {authority}\r\nHost: b.test\r\n\r\n"), 400),
+        (format!("GET /\0 HTTP/1.1\r\nHost: {authority}\r\n\r\n"), 400),
+        (format!("POST / HTTP/1.1\r\nHost: {authority}\r\nContent-Length: +5\r\n\r\nhello"), 400),
+        (format!("POST / HTTP/1.1\r\nHost: {authority}\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"), 400),
+        (format!("GET /{} HTTP/1.1\r\nHost: {authority}\r\n\r\n", &long[..20_000]), 414),
+        (format!("GET / HTTP/1.1\r\nHost: {authority}\r\nX-Long: {long}\r\n\r\n"), 431),
+    ] {
+        let mut agent = rig.agent().await;
+        agent.send(&head).await;
+        let answer = agent.read_response().await;
+        assert_eq!(answer.status, status, "{:?}", head.get(..80));
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        assert_eq!(agent.ended().await, End::Closed, "{:?}", head.get(..80));
+    }
+    assert_eq!(rig.upstream.count(), 0);
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_end_inside_is_answered_408() {
+    let hedgerow = intercepting("limits: { header_timeout: 300ms }").await;
+    let mut agent = inside(&hedgerow, "a.test:443", HOST, trusting(&hedgerow)).await;
+    agent.send("GET / HTTP/1.1\r\nHost: a.te").await;
+    let answer = agent.read_response().await;
+    assert_eq!(problem(&answer), (408, "request_timeout".into()));
+    // And one that never begins is only closed.
+    let mut agent = inside(&hedgerow, "a.test:443", HOST, trusting(&hedgerow)).await;
+    agent.ended().await;
+}
+
+#[tokio::test]
+async fn a_client_that_comes_back_takes_up_its_session() {
+    let hedgerow = intercepting("").await;
+    let connector = trusting(&hedgerow).connector();
+    let mut resumed = Vec::new();
+    for host in [HOST, HOST, "b.test", HOST] {
+        let authority = format!("{host}:443");
+        let mut agent = hedgerow.agent().await;
+        assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+        let mut agent = agent.tls(&connector, host).await.unwrap();
+        resumed.push(agent.is_resumed());
+        // The tickets come with the first answer.
+        assert_eq!(agent.get_at("elsewhere.test", "/").await.status, 421);
+    }
+    assert_eq!(resumed, [false, true, false, true]);
+}
+
+#[tokio::test]
+async fn tls_1_2_is_ended_as_well() {
+    let rig = Rig::answering("hedge: off", |_| Reply::ok("older")).await;
+    let tls = AgentTls::trusting_pem_in_tls_1_2(&ca_pem(&rig.hedgerow));
+    let mut agent = inside(&rig.hedgerow, &rig.authority(), HOST, tls).await;
+    assert_eq!(agent.get_at(&rig.authority(), "/").await.text(), "older");
+}
+
+#[tokio::test]
+async fn a_process_that_drains_serves_inside_and_asks_for_another_connection() {
+    let mut rig = Rig::start("hedge: off").await;
+    let authority = rig.authority();
+    let mut agent = rig.agent().await;
+    agent.send(format!("GET /1 HTTP/1.1\r\nHost: {authority}\r\n\r\n")).await;
+    let held = rig.upstream.next().await;
+    rig.hedgerow.signal(rustix::process::Signal::TERM);
+    rig.hedgerow.stderr.until(|line| line.contains("draining")).await;
+    // The agent may be finishing too.
+    let mut late = rig.agent().await;
+    let (answer, ()) = tokio::join!(late.get_at(&authority, "/2"), async {
+        rig.upstream.next().await.respond(200, &[], "2").await;
+    });
+    assert_eq!((answer.text(), answer.header("connection")), ("2", Some("close")));
+    held.respond(200, &[], "1").await;
+    assert_eq!(agent.read_response().await.text(), "1");
+    assert_eq!(rig.hedgerow.wait().await, 0);
 }

@@ -370,3 +370,45 @@ async fn c036_a_broken_answer_never_looks_whole_in_any_mode() {
         }
     }
 }
+
+#[tokio::test]
+async fn an_event_stream_that_breaks_ends_in_an_event_and_a_cut_in_every_mode() {
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let (mut call, mut exchange) = road.exchange(&[]).await;
+        exchange.start_chunks(200, &[EVENTS]).await;
+        assert_eq!(call.head().await.status, 200, "{mode:?}");
+        exchange.chunk("data: 1\n\n").await;
+        call.expect("data: 1\n\n").await;
+        exchange.reset();
+        let mut said = Vec::new();
+        let cut = loop {
+            match call.try_piece().await {
+                Ok(Some(piece)) => said.extend(piece),
+                Ok(None) => break false,
+                Err(_) => break true,
+            }
+        };
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.starts_with("event: error\ndata: {") && said.ends_with("\n\n"), "{mode:?}: {said:?}");
+        assert!(said.contains("upstream_incomplete") && cut, "{mode:?}: {said:?}, cut: {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_cuts_a_body_visibly_in_every_mode() {
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let at = (time::OffsetDateTime::now_utc() + Duration::from_millis(400)).unix_timestamp_nanos();
+        let told = (at / 1_000_000).to_string();
+        let (mut call, mut exchange) = road.exchange(&[("x-request-deadline", &told)]).await;
+        assert_eq!(exchange.header("x-request-deadline"), Some(told.as_str()), "{mode:?}");
+        exchange.start_chunks(200, &[]).await;
+        exchange.chunk("half").await;
+        assert_eq!(call.head().await.status, 200, "{mode:?}");
+        call.expect("half").await;
+        let end = call.try_piece().await;
+        assert!(end.is_err(), "{mode:?}: {end:?}");
+        exchange.gone().await;
+    }
+}

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::support::client::End;
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::pki::Pki;
@@ -167,6 +169,20 @@ async fn an_upgrade_holds_its_permit_and_counts_once() {
         let (mut call, exchange) = road.exchange(&[]).await;
         exchange.respond(200, &[], "").await;
         assert_eq!(call.head().await.status, 200, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn c121_a_process_that_leaves_cuts_what_is_still_open_at_its_bound_in_every_mode() {
+    // Waited for ever.
+    for mode in Mode::ALL {
+        let mut road = Road::start_with(mode, "", "drain: { quiet: 50ms, max: 200ms }").await;
+        let (mut call, exchange) = open(&mut road).await;
+        let mut tunnel = exchange.tunnel();
+        road.hedgerow.signal(Signal::TERM);
+        let _ = tunnel.rest().await;
+        assert!(!matches!(call.try_piece().await, Ok(Some(_))), "{mode:?}");
+        assert_eq!(road.hedgerow.wait().await, 0, "{mode:?}");
     }
 }
 

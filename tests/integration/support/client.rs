@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::HandshakeKind;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::h1::{self, Framing, Headers, ResponseHead};
@@ -109,6 +110,12 @@ impl Agent {
     pub fn protocol(&self) -> Option<String> {
         let Socket::Tls(tls) = self.stream.get_ref() else { return None };
         tls.get_ref().1.alpn_protocol().map(|protocol| String::from_utf8_lossy(protocol).into_owned())
+    }
+
+    /// Whether the handshake took up an earlier session.
+    pub fn is_resumed(&self) -> bool {
+        let Socket::Tls(tls) = self.stream.get_ref() else { return false };
+        tls.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed)
     }
 
     /// The bare connection, for what is no HTTP/1.

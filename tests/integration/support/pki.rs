@@ -13,7 +13,10 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::rustls::version::TLS12;
+use tokio_rustls::rustls::{
+    ClientConfig, DEFAULT_VERSIONS, RootCertStore, ServerConfig, SupportedProtocolVersion,
+};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// An authority that nobody but the test trusts. Its files live as long as it does.
@@ -126,7 +129,7 @@ impl Pki {
 
     /// TLS of an agent that trusts this authority alone, to be refined.
     pub fn agent_tls(&self) -> AgentTls {
-        AgentTls::trusting(roots_of(self.issuer.der().clone()))
+        AgentTls::trusting(roots_of(self.issuer.der().clone()), DEFAULT_VERSIONS)
     }
 
     /// TLS of an agent that trusts this authority alone.
@@ -203,17 +206,18 @@ pub struct AgentTls(ClientConfig);
 impl AgentTls {
     /// Trusts the certificates of a PEM text and nothing else.
     pub fn trusting_pem(pem: &[u8]) -> Self {
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(pem) {
-            roots.add(certificate.expect("a PEM certificate")).expect("a usable root");
-        }
-        Self::trusting(roots)
+        Self::trusting(roots_of_pem(pem), DEFAULT_VERSIONS)
     }
 
-    fn trusting(roots: RootCertStore) -> Self {
-        let builder = ClientConfig::builder_with_provider(provider());
-        let builder = builder.with_safe_default_protocol_versions().expect("ring speaks TLS 1.2 and 1.3");
-        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    /// The same, and speaks nothing newer than TLS 1.2.
+    pub fn trusting_pem_in_tls_1_2(pem: &[u8]) -> Self {
+        Self::trusting(roots_of_pem(pem), &[&TLS12])
+    }
+
+    fn trusting(roots: RootCertStore, versions: &[&'static SupportedProtocolVersion]) -> Self {
+        let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(versions);
+        let builder = builder.expect("ring speaks TLS 1.2 and 1.3").with_root_certificates(roots);
+        let mut config = builder.with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Self(config)
     }
@@ -256,6 +260,14 @@ fn served(mut config: ServerConfig) -> TlsAcceptor {
 /// Named, not the process's default: a test must not depend on which module installed one first.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
+}
+
+fn roots_of_pem(pem: &[u8]) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        roots.add(certificate.expect("a PEM certificate")).expect("a usable root");
+    }
+    roots
 }
 
 fn roots_of(certificate: CertificateDer<'static>) -> RootCertStore {

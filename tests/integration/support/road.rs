@@ -80,6 +80,11 @@ pub struct Road {
 impl Road {
     /// With these stages of the upstream's policy.
     pub async fn start(mode: Mode, stages: &str) -> Self {
+        Self::start_with(mode, stages, "").await
+    }
+
+    /// The same with further keys at the policy's top.
+    pub async fn start_with(mode: Mode, stages: &str, keys: &str) -> Self {
         let (pki, dns) = (Pki::new(), names().await);
         let setup = Upstream::on([127, 0, 0, 1]);
         let upstream = match mode.is_tls_upstream() {
@@ -87,7 +92,7 @@ impl Road {
             false => setup.start().await,
         };
         let upstreams = format!("upstreams: {{ tool: {{ hosts: [{HOST}], {}, {stages} }} }}", mode.policy());
-        let policy = format!("{}\n{upstreams}", intercept::base(&pki, &dns));
+        let policy = format!("{}\n{keys}\n{upstreams}", intercept::base(&pki, &dns));
         let hedgerow = HedgerowProcess::start(&policy).await;
         let authority = format!("{HOST}:{}", upstream.address().port());
         Self { mode, upstream, hedgerow, authority, _kept: (pki, dns) }
