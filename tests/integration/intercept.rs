@@ -593,6 +593,8 @@ async fn a_client_that_declines_our_certificate_gets_the_origins_from_then_on() 
     let (stepped_down, other) = (format!("{HOST}:{port}"), format!("b.test:{port}"));
     // Two of them at once, before either has said no.
     tokio::join!(decline(&hedgerow, &stepped_down, HOST), decline(&hedgerow, &stepped_down, HOST));
+    let warned = hedgerow.stderr.until(|line| line.contains("does not trust the pod's CA")).await;
+    assert!(warned.contains("tool"), "{warned}");
     let declined = [("upstream", "tool")];
     let counted = |metrics: &crate::support::hedgerow::Metrics| {
         metrics.value("hedgerow_intercept_declined_total", &declined)
@@ -605,8 +607,6 @@ async fn a_client_that_declines_our_certificate_gets_the_origins_from_then_on() 
     let agent = inside(&hedgerow, &other, "b.test", trusting(&hedgerow)).await;
     assert_ne!(agent.peer_certificate().unwrap(), leaf.der(), "others stay intercepted");
 
-    let warned = hedgerow.stderr.until(|line| line.contains("does not trust the pod's CA")).await;
-    assert!(warned.contains("tool"), "{warned}");
     let all = hedgerow.stderr.all();
     assert_eq!(all.iter().filter(|line| line.contains("does not trust")).count(), 1, "{all:?}");
     drop(agent);
@@ -749,4 +749,37 @@ async fn a_process_that_drains_serves_inside_and_asks_for_another_connection() {
     held.respond(200, &[], "1").await;
     assert_eq!(agent.read_response().await.text(), "1");
     assert_eq!(rig.hedgerow.wait().await, 0);
+}
+
+#[tokio::test]
+async fn what_the_policy_adds_and_where_it_leads_holds_inside() {
+    let (pki, dns) = (Pki::new(), names().await);
+    let upstream =
+        Upstream::on([127, 0, 0, 1]).tls(pki.server(&["b.test"])).answering(|_| Reply::ok("led")).await;
+    let endpoint = format!("b.test:{}", upstream.address().port());
+    let stages = format!(
+        "hedge: off, endpoint: \"https://{endpoint}\", \
+         rewrite: {{ headers: {{ set: {{ authorization: \"Bearer ${{env:KEY}}\" }}, remove: [cookie] }} }}"
+    );
+    let launch = HedgerowProcess::with(&policy(&pki, &dns, &stages)).env("KEY", "from-the-policy");
+    let hedgerow = launch.start().await;
+    let mut agent = inside(&hedgerow, "a.test:443", HOST, trusting(&hedgerow)).await;
+    agent.send("GET /x HTTP/1.1\r\nHost: a.test\r\nAuthorization: none\r\nCookie: c=1\r\n\r\n").await;
+    assert_eq!(agent.read_response().await.text(), "led");
+    let seen = &upstream.requests()[0];
+    assert_eq!((seen.header("host"), seen.header("cookie")), (Some(endpoint.as_str()), None));
+    assert_eq!(seen.header("authorization"), Some("Bearer from-the-policy"));
+    assert_eq!(upstream.handshakes()[0].server_name.as_deref(), Some("b.test"));
+}
+
+#[tokio::test]
+async fn clients_that_come_at_once_get_one_leaf_and_others_another() {
+    let hedgerow = intercepting("").await;
+    let agents = (0..30).map(|_| inside(&hedgerow, "a.test:443", HOST, trusting(&hedgerow)));
+    let mut leaves: Vec<_> =
+        futures_util::future::join_all(agents).await.iter().map(|agent| agent.peer_certificate()).collect();
+    leaves.dedup();
+    assert_eq!(leaves.len(), 1);
+    let other = inside(&hedgerow, "b.test:443", "b.test", trusting(&hedgerow)).await;
+    assert_ne!(other.peer_certificate(), leaves[0]);
 }

@@ -162,22 +162,28 @@ async fn a_client_certificate_is_shown_to_those_who_ask() {
 async fn an_upstream_that_asks_in_vain_refuses_us_and_no_request_reaches_it() {
     let (pki, stranger, dns) = (Pki::new(), Pki::new(), names().await);
     let (cert, key) = stranger.files("agent", &stranger.leaf(&["agent.test"]));
-    let upstream = Upstream::on([127, 0, 0, 1])
-        .tls(pki.server_demanding_client(&[HOST]))
-        .answering(|_| Reply::ok("who are you"))
-        .await;
-    let url = format!("http://{HOST}:{}/", upstream.address().port());
     let identities =
         [String::new(), format!(", client_cert: \"{}\", client_key: \"{}\"", cert.display(), key.display())];
-    for identity in identities {
-        let keys = format!("breaker: off, tls: {{ ca_file: \"{}\"{identity} }}", pki.ca_file().display());
-        let hedgerow = HedgerowProcess::start(&origination(&dns, &keys)).await;
-        for _ in 0..2 {
-            let (status, error, _) = problem(&hedgerow.get(&url).await);
-            assert_eq!((status, error.as_str()), (502, "tls_failed"), "with identity {identity:?}");
+    for protocol in ["http/1.1", "h2"] {
+        let upstream = Upstream::on([127, 0, 0, 1])
+            .tls(pki.server_demanding_client_in(&[HOST], protocol))
+            .answering(|_| Reply::ok("who are you"))
+            .await;
+        let url = format!("http://{HOST}:{}/", upstream.address().port());
+        for identity in &identities {
+            let keys = format!("breaker: off, tls: {{ ca_file: \"{}\"{identity} }}", pki.ca_file().display());
+            let hedgerow = HedgerowProcess::start(&origination(&dns, &keys)).await;
+            for _ in 0..2 {
+                let (status, error, _) = problem(&hedgerow.get(&url).await);
+                assert_eq!(
+                    (status, error.as_str()),
+                    (502, "tls_failed"),
+                    "{protocol}, identity {identity:?}"
+                );
+            }
         }
+        assert_eq!(upstream.count(), 0);
     }
-    assert_eq!(upstream.count(), 0);
 }
 
 #[tokio::test]

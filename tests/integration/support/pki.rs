@@ -106,11 +106,18 @@ impl Pki {
 
     /// TLS of an upstream that demands a certificate of this authority from its client.
     pub fn server_demanding_client(&self, names: &[&str]) -> TlsAcceptor {
+        self.server_demanding_client_in(names, "http/1.1")
+    }
+
+    /// The same, for an upstream that speaks this protocol.
+    pub fn server_demanding_client_in(&self, names: &[&str], protocol: &str) -> TlsAcceptor {
         let roots = Arc::new(roots_of(self.issuer.der().clone()));
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build().expect("roots");
         let leaf = self.leaf(names);
         let config = server_builder().with_client_cert_verifier(verifier);
-        served(config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair"))
+        let mut config = config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair");
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        TlsAcceptor::from(Arc::new(config))
     }
 
     /// TLS of an upstream that speaks these protocols (RFC 7301), or knows of none.
