@@ -161,7 +161,7 @@ async fn an_agent_that_does_not_read_holds_back_its_own_upstream_only_in_every_m
             let (mut quick, answer) = road.exchange(&[]).await;
             answer.respond(200, &[], "quick").await;
             assert_eq!((quick.head().await.status, &quick.rest().await[..]), (200, &b"quick"[..]));
-            assert!(begin.elapsed() < Duration::from_millis(400), "{mode:?}: {:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(2), "{mode:?}: {:?}", begin.elapsed());
         }
         let after = road.hedgerow.resident_kib();
         check_growth(mode, before, after);
@@ -188,7 +188,7 @@ async fn an_upstream_that_does_not_read_holds_back_its_own_agent_only_in_every_m
         let (mut quick, answer) = road.exchange(&[]).await;
         answer.respond(200, &[], "quick").await;
         assert_eq!((quick.head().await.status, &quick.rest().await[..]), (200, &b"quick"[..]));
-        assert!(begin.elapsed() < Duration::from_millis(400), "{mode:?}: {:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(2), "{mode:?}: {:?}", begin.elapsed());
         check_growth(mode, before, road.hedgerow.resident_kib());
         drop(slow);
         exchange.gone().await;

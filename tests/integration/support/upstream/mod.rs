@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::io::BufReader;
+use tokio::io::{AsyncWriteExt, BufReader, copy, sink};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
@@ -252,16 +252,24 @@ impl Host {
         }
     }
 
+    /// A handshake has failed. What the client says is read to its end: closing at once would reset the
+    /// connection, and the alert might be lost.
+    async fn refuse(&self, mut tcp: TcpStream) {
+        self.record.tally.send_modify(|tally| tally.handshakes_failed += 1);
+        let _ = tcp.shutdown().await;
+        let _ = copy(&mut tcp, &mut sink()).await;
+    }
+
     async fn serve(self: Arc<Self>, tcp: TcpStream, open: Open, number: usize) {
         let _ = tcp.set_nodelay(true);
         let socket = match &self.tls {
             None => Socket::Plain(tcp),
-            Some(acceptor) => match acceptor.accept(tcp).await {
+            Some(acceptor) => match acceptor.accept(tcp).into_fallible().await {
                 Ok(tls) => {
                     self.record.handshakes.lock().push(Handshake::of(tls.get_ref().1));
                     Socket::Tls(Box::new(tls.into()))
                 }
-                Err(_) => return self.record.tally.send_modify(|tally| tally.handshakes_failed += 1),
+                Err((_, tcp)) => return self.refuse(tcp).await,
             },
         };
         let mut connection = Connection { stream: BufReader::new(socket), _open: open };
