@@ -55,24 +55,41 @@ pub fn applies(proxy: &Proxy, lane: &Lane) -> bool {
 /// Runs a tunnel whose client has been told that it has one.
 pub async fn listen_first(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
     match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
-        Ok(Ok(Sniff::Tls)) => terminate(client, inside, proxy).await,
-        Ok(Ok(Sniff::Http)) => {
-            connection::serve(client, Inbound { proxy, way: Way::Tunnel(inside.authority) }).await;
-        }
+        Ok(Ok(heard @ (Sniff::Tls | Sniff::Http))) => serve(heard, client, inside, proxy).await,
         Ok(Err(_)) => {}
         Ok(Ok(Sniff::Other | Sniff::Undecided)) | Err(_) => connect_late(client, inside, proxy).await,
     }
 }
 
+/// Serves the requests that a client has begun to send, in TLS or in clear text.
+async fn serve(heard: Sniff, client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
+    match heard {
+        Sniff::Tls => terminate(client, inside, proxy).await,
+        _ => connection::serve(client, Inbound { proxy, way: Way::Tunnel(inside.authority) }).await,
+    }
+}
+
 /// Opens the tunnel that the client believes it has.
 async fn connect_late(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
-    let Inside { authority, pinned, config, arrival, .. } = inside;
-    let ledger = Ledger::open(&proxy, arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT));
-    let asked = Asked { headers: &HeaderMap::new(), authority, pinned, arrival };
-    // The client knows of a tunnel already: that there is none shows as its end.
-    match connect::connect(&proxy, &config, asked, ledger).await {
-        Ok(opened) => Takeover::Tunnel(Box::new(opened)).run(client, proxy).await,
-        Err(_) => client.reset_on_close(),
+    let ledger =
+        Ledger::open(&proxy, inside.arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT));
+    let Inside { authority, pinned, arrival, .. } = &inside;
+    let asked = Asked {
+        headers: &HeaderMap::new(),
+        authority: authority.clone(),
+        pinned: *pinned,
+        arrival: *arrival,
+    };
+    if let Ok(opened) = connect::connect(&proxy, &inside.config, asked, ledger).await {
+        return Takeover::Tunnel(Box::new(opened)).run(client, proxy).await;
+    }
+    // To a client that was only slow to speak, its requests can be told why.
+    match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+        Ok(Ok(heard @ (Sniff::Tls | Sniff::Http))) if applies(&proxy, &inside.lane) => {
+            Box::pin(serve(heard, client, inside, proxy)).await;
+        }
+        // Any other knows of a tunnel already: that there is none shows as its end.
+        _ => client.reset_on_close(),
     }
 }
 

@@ -156,6 +156,24 @@ async fn a_client_that_hesitates_before_its_handshake_leaves_no_permit_behind() 
 }
 
 #[tokio::test]
+async fn a_client_that_hesitates_reads_inside_why_its_upstream_is_not_there() {
+    // The upstream was dialled meanwhile, in vain, and the client's connection reset for it.
+    let (dead, _held) = Upstream::dead();
+    let hedgerow = intercepting("").await;
+    let mut agent = hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&dead.to_string()).await.status, 200);
+    let refused = [("code", "502")];
+    hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &refused) == 1.0).await;
+    let mut agent = agent.tls(&trusting(&hedgerow).connector(), "127.0.0.1").await.unwrap();
+    let answer = agent.get_at(&dead.to_string(), "/").await;
+    assert_eq!(problem(&answer), (502, "connect_failed".into()));
+    // One that stays silent has nothing to be told.
+    let mut silent = hedgerow.agent().await;
+    assert_eq!(silent.open_tunnel(&dead.to_string()).await.status, 200);
+    assert_eq!(silent.ended().await, End::Reset);
+}
+
+#[tokio::test]
 async fn a_deadline_inside_bounds_the_call_and_is_passed_on() {
     let mut rig = Rig::start("hedge: off").await;
     let mut agent = rig.agent().await;
