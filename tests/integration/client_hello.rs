@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::support::client::{Agent, End};
 use crate::support::footprint::Footprint;
 use crate::support::hedgerow::HedgerowProcess;
-use crate::support::intercept::{HOST, Rig, inside, trusting};
+use crate::support::intercept::{HOST, Rig, inside, intercepting, trusting};
 use crate::support::socket::Socket;
 use crate::support::soon;
 use crate::support::upstream::Reply;
@@ -36,10 +36,6 @@ async fn tunnel(hedgerow: &HedgerowProcess, authority: &str) -> Agent {
     let mut agent = hedgerow.agent().await;
     assert_eq!(agent.open_tunnel(authority).await.status, 200);
     agent
-}
-
-async fn intercepting(rest: &str) -> HedgerowProcess {
-    HedgerowProcess::start(&format!("tls: {{ ca_dir: ca }}\ndefaults: {{ intercept: true }}\n{rest}")).await
 }
 
 fn prefixed(width: usize, content: &[u8]) -> Vec<u8> {

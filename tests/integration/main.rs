@@ -42,6 +42,8 @@ mod framing;
 mod grpc;
 mod hedge;
 mod intercept;
+mod intercept_names;
+mod intercept_not;
 mod isolation;
 mod limits;
 mod reuse;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::client::Agent;
+use super::client::{Agent, Response};
 use super::dns::{Answer, Dns};
 use super::hedgerow::{HedgerowProcess, Ports};
 use super::pki::{AgentTls, Pki};
@@ -51,7 +51,7 @@ impl Rig {
     }
 
     /// GET inside, on a connection of its own.
-    pub async fn get(&self, path: &str) -> super::client::Response {
+    pub async fn get(&self, path: &str) -> Response {
         self.agent().await.get_at(&self.authority(), path).await
     }
 }
@@ -89,4 +89,15 @@ pub async fn inside(ports: &Ports, authority: &str, name: &str, tls: AgentTls) -
     let mut agent = ports.agent().await;
     assert_eq!(agent.open_tunnel(authority).await.status, 200);
     agent.tls(&tls.connector(), name).await.unwrap_or_else(|error| panic!("{authority} as {name}: {error}"))
+}
+
+/// A hedgerow that intercepts everything, with no upstream of its own.
+pub async fn intercepting(rest: &str) -> HedgerowProcess {
+    HedgerowProcess::start(&format!("tls: {{ ca_dir: ca }}\ndefaults: {{ intercept: true }}\n{rest}")).await
+}
+
+/// The problem that an inner request is answered with.
+pub fn problem(answer: &Response) -> (u16, String) {
+    assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
+    (answer.status, answer.json()["error"].as_str().expect("a problem names its error").to_owned())
 }
