@@ -54,9 +54,8 @@ pub async fn open(
     asked: Asked<'_>,
     ledger: Ledger,
 ) -> Result<Takeover, Answer> {
-    if let Some(lane) =
-        lane(proxy.registry(), &config, &asked).ok().filter(|lane| intercept::applies(proxy, lane))
-    {
+    let lane = lane(proxy.registry(), &config, &asked.authority, asked.arrival.now);
+    if let Some(lane) = lane.ok().filter(|lane| intercept::applies(proxy, lane)) {
         ledger.void();
         let Asked { authority, pinned, arrival, .. } = asked;
         return Ok(Takeover::Intercept(Box::new(Inside { authority, pinned, lane, config, arrival })));
@@ -64,11 +63,19 @@ pub async fn open(
     connect(proxy, &config, asked, ledger).await.map(|opened| Takeover::Tunnel(Box::new(opened)))
 }
 
-/// What the tunnel meets.
-fn lane(registry: &Registry, config: &Arc<Config>, asked: &Asked<'_>) -> Result<Lane, Error> {
+/// What a tunnel to `authority` meets.
+///
+/// # Errors
+/// What is wrong with the authority.
+pub fn lane(
+    registry: &Registry,
+    config: &Arc<Config>,
+    authority: &Authority,
+    now: Instant,
+) -> Result<Lane, Error> {
     let upstream =
-        registry.by_authority(config, asked.authority.key(), Scheme::Https).map_err(Error::InvalidRequest)?;
-    registry.touch(&upstream, asked.arrival.now);
+        registry.by_authority(config, authority.key(), Scheme::Https).map_err(Error::InvalidRequest)?;
+    registry.touch(&upstream, now);
     Ok(Lane::find(registry, config, upstream, &Method::CONNECT, ""))
 }
 
@@ -84,7 +91,7 @@ pub async fn connect(
 ) -> Result<Opened, Answer> {
     let mut end = None;
     let connecting = async {
-        let lane = lane(proxy.registry(), config, &asked)?;
+        let lane = lane(proxy.registry(), config, &asked.authority, asked.arrival.now)?;
         ledger.goes_to(&lane, "");
         egress::check_name(&config.egress, &asked.authority)?;
         let deadline = Deadline::of(lane.stages().deadline.as_ref(), asked.headers, asked.arrival)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::header::{self, HeaderValue};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, request};
 use tokio::time::Instant;
 
 use super::connect::{self, Asked};
@@ -48,7 +48,10 @@ pub async fn answer(
         Ok(Checked::Own(status)) => return Reply::Answer(own(&request, status, ledger)),
         Err(error) => return Reply::Answer(answer::refuse(error, ledger, None)),
     };
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
+    if inbound.way.is_unaware() {
+        name_target(&mut head);
+    }
     let intake = Intake {
         head,
         body,
@@ -67,6 +70,17 @@ pub async fn answer(
             let response = std::mem::replace(&mut upgraded.response, Response::new(AnswerBody::empty()));
             Reply::Takeover(response, Takeover::Upgraded(upgraded))
         }
+    }
+}
+
+/// Absolute-form wins over `Host`, and what was checked is what is sent (RFC 9112 section 3.2.2). Where the
+/// client knows of no proxy the field goes on as it came, so this is the place.
+fn name_target(head: &mut request::Parts) {
+    let Some(named) = head.uri.authority().map(http::uri::Authority::as_str) else { return };
+    if head.headers.get(header::HOST).is_none_or(|host| host != named)
+        && let Ok(host) = HeaderValue::from_str(named)
+    {
+        head.headers.insert(header::HOST, host);
     }
 }
 

@@ -15,10 +15,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
 
 use super::connect::{self, Asked};
-use super::connection::{Inbound, Way};
+use super::connection::{Inbound, Takeover, Way};
 use super::sniff::Sniff;
 use super::socket::ClientSocket;
-use super::{connection, http2, tunnel};
+use super::{connection, hello, http2, tunnel};
 use crate::call::RequestId;
 use crate::config::Config;
 use crate::pipeline::Proxy;
@@ -55,29 +55,53 @@ pub fn applies(proxy: &Proxy, lane: &Lane) -> bool {
 /// Runs a tunnel whose client has been told that it has one.
 pub async fn listen_first(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
     match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
-        Ok(Ok(Sniff::Tls)) => terminate(client, inside, proxy).await,
-        Ok(Ok(Sniff::Http)) => {
-            connection::serve(client, Inbound { proxy, way: Way::Tunnel(inside.authority) }).await;
-        }
+        Ok(Ok(heard @ (Sniff::Tls | Sniff::Http))) => serve(heard, client, inside, proxy).await,
         Ok(Err(_)) => {}
-        Ok(Ok(Sniff::Other | Sniff::Undecided)) | Err(_) => {
-            let Inside { authority, pinned, config, arrival, .. } = inside;
-            let ledger =
-                Ledger::open(&proxy, arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT));
-            let asked = Asked { headers: &HeaderMap::new(), authority, pinned, arrival };
-            // The client knows of a tunnel already: that there is none shows as its end.
-            match connect::connect(&proxy, &config, asked, ledger).await {
-                Ok(opened) => tunnel::opened(client, opened, proxy).await,
-                Err(_) => client.reset_on_close(),
-            }
+        Ok(Ok(Sniff::Other | Sniff::Undecided)) | Err(_) => connect_late(client, inside, proxy).await,
+    }
+}
+
+/// Serves the requests that a client has begun to send, in TLS or in clear text.
+async fn serve(heard: Sniff, client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
+    match heard {
+        Sniff::Tls => terminate(client, inside, proxy).await,
+        _ => connection::serve(client, Inbound { proxy, way: Way::Tunnel(inside.authority) }).await,
+    }
+}
+
+/// Opens the tunnel that the client believes it has.
+async fn connect_late(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
+    let ledger =
+        Ledger::open(&proxy, inside.arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT));
+    let Inside { authority, pinned, arrival, .. } = &inside;
+    let asked = Asked {
+        headers: &HeaderMap::new(),
+        authority: authority.clone(),
+        pinned: *pinned,
+        arrival: *arrival,
+    };
+    if let Ok(opened) = connect::connect(&proxy, &inside.config, asked, ledger).await {
+        return Takeover::Tunnel(Box::new(opened)).run(client, proxy).await;
+    }
+    // To a client that was only slow to speak, its requests can be told why.
+    match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+        Ok(Ok(heard @ (Sniff::Tls | Sniff::Http))) if applies(&proxy, &inside.lane) => {
+            Box::pin(serve(heard, client, inside, proxy)).await;
         }
+        // Any other knows of a tunnel already: that there is none shows as its end.
+        _ => client.reset_on_close(),
     }
 }
 
 /// Ends the client's TLS and serves the requests inside.
-pub async fn terminate(client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
+pub async fn terminate(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
     let Some(interceptor) = proxy.interceptor() else { return };
     let limit = Instant::now() + proxy.snapshot().limits.header_timeout;
+    let inside = match timeout_at(limit, inside.named(&mut client, &proxy)).await {
+        Ok(inside) if applies(&proxy, &inside.lane) => inside,
+        Ok(inside) => return connect_late(client, inside, proxy).await,
+        Err(_) => return,
+    };
     let acceptor = LazyConfigAcceptor::new(Acceptor::default(), client);
     let started = match timeout_at(limit, acceptor).await {
         Ok(Ok(started)) => started,
@@ -85,7 +109,6 @@ pub async fn terminate(client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) 
         Err(_) => return,
     };
     let named = started.client_hello().server_name().map(str::to_ascii_lowercase);
-    let inside = inside.named(named.as_deref());
     let host = named.as_deref().unwrap_or(inside.authority.host());
     let config = match interceptor.config_for(host) {
         Ok(config) => config,
@@ -123,15 +146,17 @@ pub async fn terminate(client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) 
 }
 
 impl Inside {
-    /// A client that looked the name up itself asks for an address and names the host inside.
-    fn named(self, name: Option<&str>) -> Self {
+    /// A client that looked the name up itself asks for an address and names the host in its hello: then
+    /// that name has the policy, and the address is where it is dialled. Cancel-safe.
+    async fn named(self, client: &mut ClientSocket, proxy: &Proxy) -> Self {
         let Some(ip) = self.authority.ip() else { return self };
-        let named = name.and_then(|name| Authority::parse(name, Some(self.authority.port())).ok());
-        match named {
-            Some(authority) if authority.ip().is_none() => {
-                Self { authority, pinned: self.pinned.or(Some(ip)), ..self }
-            }
-            _ => self,
+        // What is no hello is told so by the handshake.
+        let Ok(Some(name)) = hello::server_name(client).await else { return self };
+        let named = Authority::parse(&name, Some(self.authority.port())).ok();
+        let Some(authority) = named.filter(|named| named.ip().is_none()) else { return self };
+        match connect::lane(proxy.registry(), &self.config, &authority, self.arrival.now) {
+            Ok(lane) => Self { authority, pinned: self.pinned.or(Some(ip)), lane, ..self },
+            Err(_) => self,
         }
     }
 }

@@ -57,9 +57,11 @@ pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>)
             connection::serve(client, Inbound { proxy, way: Way::Tunnel(authority) }).await;
         }
         Sniff::Tls if intercept::applies(&proxy, &held.lane) => {
-            held.ledger.void();
-            let config = held.lane.config().clone();
+            // Nor does this tunnel count: its requests take their places one by one.
             let lane = held.lane.clone();
+            drop(held.permit);
+            held.ledger.void();
+            let config = lane.config().clone();
             drop(socket);
             let inside = Inside { authority, pinned, lane, config, arrival: Arrival::now() };
             intercept::terminate(client, inside, proxy).await;

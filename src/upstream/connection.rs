@@ -1,6 +1,7 @@
 //! A connection to an upstream with room for one request, of whichever version of HTTP, and the answer
 //! that comes on it.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -224,6 +225,13 @@ impl Exchange {
             Self::Http2(_) => Err(Error::UpstreamInvalid(Cause::from("a 101 on an HTTP/2 stream"))),
         }
     }
+}
+
+/// Whether TLS has broken the connection off. With TLS 1.3 a client is through with the handshake before its
+/// certificate is looked at (RFC 8446 section 4.4.2.4), so the alert that refuses it comes in the place of
+/// an answer. Our sockets have no other reason for this kind.
+pub(super) fn is_tls_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
 }
 
 /// The client's own body failed: the caller's fault, not the upstream's.

@@ -9,6 +9,7 @@
 //! thousand upstreams, and costs none of it while they are idle.
 
 use std::future::{Future, poll_fn};
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -22,7 +23,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
-use super::connection::{Interim, Origin, SendFailure, client_body_error};
+use super::connection::{Interim, Origin, SendFailure, client_body_error, is_tls_refusal};
 use super::socket::{Socket, Traffic};
 use crate::error::{Cause, Error};
 use crate::wire::body::RequestBody;
@@ -228,7 +229,21 @@ fn classify(error: &hyper::Error) -> Error {
     let cause = Cause::chain(error);
     if error.is_parse() || error.is_parse_too_large() || error.is_parse_status() {
         Error::UpstreamInvalid(cause)
+    } else if source::<io::Error>(error).is_some_and(is_tls_refusal) {
+        Error::TlsFailed(cause)
     } else {
         Error::UpstreamReset(cause)
     }
+}
+
+/// The first error of this type among the sources of `error`.
+fn source<T: std::error::Error + 'static>(error: &hyper::Error) -> Option<&T> {
+    let mut next = std::error::Error::source(error);
+    while let Some(source) = next {
+        match source.downcast_ref() {
+            Some(found) => return Some(found),
+            None => next = source.source(),
+        }
+    }
+    None
 }

@@ -20,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::connection::{Interim, Origin, SendFailure, client_body_error};
+use super::connection::{Interim, Origin, SendFailure, client_body_error, is_tls_refusal};
 use super::socket::{Socket, Traffic};
 use crate::error::{Cause, Error};
 use crate::wire::body::RequestBody;
@@ -397,6 +397,9 @@ fn is_unprocessed(error: &h2::Error) -> bool {
 
 fn classify(error: &h2::Error) -> Error {
     let cause = Cause::chain(error);
+    if error.get_io().is_some_and(is_tls_refusal) {
+        return Error::TlsFailed(cause);
+    }
     // What the library complains about by itself is what the peer did wrong.
     if error.is_library() { Error::UpstreamInvalid(cause) } else { Error::UpstreamReset(cause) }
 }

@@ -17,7 +17,7 @@ use crate::support::http2::frames::{
     ACK, END_HEADERS, END_STREAM, Frame, FramePeer, MAX_CONCURRENT_STREAMS, STATUS_200, get, kind, literal,
 };
 use crate::support::http2::{End, Http2Agent, Http2Upstream, Stream, values};
-use crate::support::pki::{self, Pki};
+use crate::support::pki::Pki;
 use crate::support::policy::{TOOL, named, tool};
 use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
@@ -38,7 +38,7 @@ async fn echo_path(stream: Stream) {
 
 /// TLS at an upstream that knows both versions.
 fn both(pki: &Pki, names: &[&str]) -> tokio_rustls::TlsAcceptor {
-    pki::speaking(&pki.server(names), &["h2", "http/1.1"])
+    pki.server_speaking(names, &["h2", "http/1.1"])
 }
 
 async fn breaker_is_closed(hedgerow: &HedgerowProcess) {
@@ -992,7 +992,7 @@ async fn an_answer_with_an_enormous_head_is_an_error_of_its_own_call() {
 async fn c044_each_leg_of_an_interception_speaks_what_its_peer_speaks() {
     let pki = Pki::new();
     for (offered, expected) in [(&["h2", "http/1.1"][..], "h2"), (&["http/1.1"], "http/1.1"), (&[], "none")] {
-        let acceptor = pki::speaking(&pki.server(&["127.0.0.1"]), offered);
+        let acceptor = pki.server_speaking(&["127.0.0.1"], offered);
         let mut upstream = Http2Upstream::on([127, 0, 0, 1]).tls(acceptor).start().await;
         let authority = upstream.address().to_string();
         let policy = format!(

@@ -8,6 +8,7 @@ use crate::support::client::{Agent, absolute};
 use crate::support::h1::{Framing, ResponseHead};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::raw::RawPort;
+use crate::support::road::{Mode, Road};
 use crate::support::upstream::{Exchange, Reply, Upstream};
 
 const EVENTS: (&str, &str) = ("Content-Type", "text/event-stream");
@@ -59,7 +60,7 @@ async fn c035_each_event_leaves_as_it_comes() {
     // Small writes were gathered, and for a long time nothing arrived at all. In step with the client, the
     // upstream sends no event before the one before it has arrived: gathering would stop here for good.
     let mut upstream = Upstream::start().await;
-    let hedgerow = HedgerowProcess::start("defaults: { hedge: { after: 20ms } }").await;
+    let hedgerow = HedgerowProcess::start("defaults: { hedge: { after: 500ms } }").await;
     let (mut agent, mut exchange) = begin(&hedgerow, &mut upstream, &[EVENTS]).await;
     for i in 0..20 {
         let event = format!("data: {i:032}\n\n");
@@ -248,4 +249,168 @@ async fn many_streams_at_once_do_not_hold_each_other_up() {
     let answers = crate::support::client::get_all(hedgerow.proxy, &urls).await;
     assert!(answers.iter().all(|answer| answer.complete && answer.body.len() == 20));
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn events_are_passed_on_one_by_one_in_every_mode() {
+    // In step with the agent, as above: what is held back anywhere stops it for good.
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let (mut call, mut exchange) = road.exchange(&[("Accept", EVENTS.1)]).await;
+        exchange.start_chunks(200, &[EVENTS]).await;
+        let head = call.head().await;
+        assert_eq!((head.status, head.get("content-type")), (200, Some(EVENTS.1)), "{mode:?}");
+        for i in 0..20 {
+            let event = format!("data: {i}\n\n");
+            exchange.chunk(&event).await;
+            call.expect(&event).await;
+        }
+        exchange.end().await;
+        assert_eq!(call.rest().await, b"", "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_is_passed_on_piece_by_piece_in_every_mode() {
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let mut call = road.call("POST", "/", &[("Transfer-Encoding", "chunked")]).await;
+        let mut exchange = road.upstream.next().await;
+        for i in 0..20 {
+            let part = format!("part {i}");
+            call.send(&part).await;
+            assert_eq!(exchange.next_chunk().await, part.as_bytes(), "{mode:?}");
+        }
+        call.finish().await;
+        assert_eq!(exchange.next_chunk().await, b"", "{mode:?}");
+        exchange.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+        assert_eq!(call.head().await.status, 200, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn trailers_pass_in_every_mode() {
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let (mut call, mut exchange) = road.exchange(&[("TE", "trailers"), ("Connection", "TE")]).await;
+        assert_eq!(exchange.header("te"), Some("trailers"), "{mode:?}");
+        exchange.start_chunks(200, &[("Trailer", "x-sum")]).await;
+        exchange.chunk("body").await;
+        exchange.raw(b"0\r\nx-sum: 42\r\n\r\n").await;
+        exchange.finish().await;
+        assert_eq!(call.head().await.status, 200, "{mode:?}");
+        assert_eq!(call.rest().await, b"body", "{mode:?}");
+        assert_eq!(call.trailer("x-sum").await.as_deref(), Some("42"), "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_100_gets_it_from_the_upstream_in_every_mode_of_http_1() {
+    for mode in Mode::ALL.into_iter().filter(|mode| !mode.is_http2()) {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let fields = [("Expect", "100-continue"), ("Content-Length", "4")];
+        let mut call = road.call("PUT", "/", &fields).await;
+        let mut exchange = road.upstream.next().await;
+        assert_eq!(exchange.header("expect"), Some("100-continue"), "{mode:?}");
+        exchange.raw(b"HTTP/1.1 100 Continue\r\n\r\n").await;
+        assert_eq!(call.interim().await.status, 100, "{mode:?}");
+        call.send("body").await;
+        call.finish().await;
+        assert_eq!(exchange.body().await, b"body", "{mode:?}");
+        exchange.respond(201, &[], "made").await;
+        assert_eq!((call.head().await.status, &call.rest().await[..]), (201, &b"made"[..]), "{mode:?}");
+        assert_eq!(road.upstream.count(), 1, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn early_hints_pass_before_the_answer_in_every_mode() {
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let (mut call, mut exchange) = road.exchange(&[]).await;
+        for link in ["</a.css>", "</b.css>"] {
+            let early =
+                format!("HTTP/1.1 103 Early Hints\r\nLink: {link}\r\nConnection: X-Hop\r\nX-Hop: 1\r\n\r\n");
+            exchange.raw(early.as_bytes()).await;
+            let hints = call.interim().await;
+            assert_eq!(
+                (hints.status, hints.get("link"), hints.get("x-hop")),
+                (103, Some(link), None),
+                "{mode:?}"
+            );
+        }
+        exchange.respond(200, &[], "page").await;
+        assert_eq!((call.head().await.status, &call.rest().await[..]), (200, &b"page"[..]), "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn c036_a_broken_answer_never_looks_whole_in_any_mode() {
+    for mode in Mode::ALL {
+        for (framing, sent) in
+            [("Transfer-Encoding: chunked", &b"4\r\nhalf\r\n"[..]), ("Content-Length: 8", b"half")]
+        {
+            for resets in [false, true] {
+                let mut road = Road::start(mode, "hedge: off, breaker: off").await;
+                let (mut call, mut exchange) = road.exchange(&[]).await;
+                exchange.raw(format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n").as_bytes()).await;
+                assert_eq!(call.head().await.status, 200, "{mode:?}");
+                exchange.raw(sent).await;
+                call.expect("half").await;
+                if resets {
+                    exchange.reset();
+                } else {
+                    exchange.close().await;
+                }
+                let end = call.try_piece().await;
+                assert!(end.is_err(), "{mode:?} {framing} {resets}: {end:?}");
+                let incomplete = [("outcome", "incomplete"), ("code", "200")];
+                road.hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &incomplete) == 1.0).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_event_stream_that_breaks_ends_in_an_event_and_a_cut_in_every_mode() {
+    for mode in Mode::ALL {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let (mut call, mut exchange) = road.exchange(&[]).await;
+        exchange.start_chunks(200, &[EVENTS]).await;
+        assert_eq!(call.head().await.status, 200, "{mode:?}");
+        exchange.chunk("data: 1\n\n").await;
+        call.expect("data: 1\n\n").await;
+        exchange.reset();
+        let mut said = Vec::new();
+        let cut = loop {
+            match call.try_piece().await {
+                Ok(Some(piece)) => said.extend(piece),
+                Ok(None) => break false,
+                Err(_) => break true,
+            }
+        };
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.starts_with("event: error\ndata: {") && said.ends_with("\n\n"), "{mode:?}: {said:?}");
+        assert!(said.contains("upstream_incomplete") && cut, "{mode:?}: {said:?}, cut: {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_cuts_a_body_visibly_in_every_mode() {
+    // At once, since all that each of them does is to wait.
+    let modes = Mode::ALL.map(async |mode| {
+        let mut road = Road::start(mode, "hedge: off").await;
+        let at = time::OffsetDateTime::now_utc() + Duration::from_millis(1500);
+        let told = (at.unix_timestamp_nanos() / 1_000_000).to_string();
+        let (mut call, mut exchange) = road.exchange(&[("x-request-deadline", &told)]).await;
+        assert_eq!(exchange.header("x-request-deadline"), Some(told.as_str()), "{mode:?}");
+        exchange.start_chunks(200, &[]).await;
+        exchange.chunk("half").await;
+        assert_eq!(call.head().await.status, 200, "{mode:?}");
+        call.expect("half").await;
+        let end = call.try_piece().await;
+        assert!(end.is_err(), "{mode:?}: {end:?}");
+        exchange.gone().await;
+    });
+    futures_util::future::join_all(modes).await;
 }

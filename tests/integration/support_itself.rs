@@ -11,7 +11,7 @@ use crate::support::dns::{Answer, Dns};
 use crate::support::h1::Framing;
 use crate::support::pki::{self, Pki};
 use crate::support::soon;
-use crate::support::upstream::{Reply, Upstream, by_path, statuses};
+use crate::support::upstream::{Reply, Upstream, by_path, is_pattern, pattern, statuses};
 
 #[tokio::test]
 async fn a_request_is_recorded_byte_for_byte_and_answered_by_the_test() {
@@ -284,4 +284,33 @@ fn resolver(dns: &Dns) -> TokioResolver {
     let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
     builder.options_mut().ip_strategy = hickory_resolver::config::LookupIpStrategy::Ipv4Only;
     builder.build().expect("a valid configuration")
+}
+
+#[test]
+fn a_pattern_tells_lost_and_doubled_bytes() {
+    let bytes = pattern(1000, 200_000);
+    assert!(is_pattern(&bytes, 1000));
+    assert!(!is_pattern(&bytes, 1001));
+    let mut lost = bytes.clone();
+    lost.remove(150_000);
+    assert!(!is_pattern(&lost, 1000));
+}
+
+#[tokio::test]
+async fn an_upstream_tells_how_its_tls_began() {
+    let pki = Pki::new();
+    let upstream =
+        Upstream::on([127, 0, 0, 1]).tls(pki.server(&["localhost"])).answering(|_| Reply::ok("")).await;
+    let connectors = [pki.connector(), pki.agent_tls().without_sni().offering(&[]).connector()];
+    for connector in [&connectors[0], &connectors[0], &connectors[1]] {
+        let agent = Agent::connect(upstream.address()).await;
+        let mut agent = agent.tls(connector, "localhost").await.unwrap();
+        assert_eq!(agent.get_at("localhost", "/").await.status, 200);
+    }
+    let seen = upstream.handshakes();
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let seen: Vec<_> =
+        seen.iter().map(|own| (text(&own.server_name), text(&own.protocol), own.is_resumed)).collect();
+    let named = |is_resumed| ("localhost".to_owned(), "http/1.1".to_owned(), is_resumed);
+    assert_eq!(seen, [named(false), named(true), (String::new(), String::new(), false)]);
 }

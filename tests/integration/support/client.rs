@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::HandshakeKind;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::h1::{self, Framing, Headers, ResponseHead};
@@ -13,6 +14,7 @@ use super::socket::Socket;
 use super::soon;
 
 /// One connection to the proxy (or to anything that speaks HTTP/1).
+#[derive(Debug)]
 pub struct Agent {
     pub(super) stream: BufReader<Socket>,
 }
@@ -104,10 +106,22 @@ impl Agent {
         Some(tls.get_ref().1.peer_certificates()?.first()?.to_vec())
     }
 
-    /// The protocol that TLS has agreed on (ALPN); `None` without one.
-    pub fn protocol(&self) -> Option<Vec<u8>> {
+    /// What ALPN agreed on (RFC 7301).
+    pub fn protocol(&self) -> Option<String> {
         let Socket::Tls(tls) = self.stream.get_ref() else { return None };
-        tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec)
+        tls.get_ref().1.alpn_protocol().map(|protocol| String::from_utf8_lossy(protocol).into_owned())
+    }
+
+    /// Whether the handshake took up an earlier session.
+    pub fn is_resumed(&self) -> bool {
+        let Socket::Tls(tls) = self.stream.get_ref() else { return false };
+        tls.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed)
+    }
+
+    /// The bare connection, for what is no HTTP/1.
+    pub fn into_socket(self) -> Socket {
+        assert!(self.stream.buffer().is_empty(), "bytes came that nobody read");
+        self.stream.into_inner()
     }
 
     /// This side's address.
@@ -209,6 +223,12 @@ impl Agent {
         self.read_response_to(method).await
     }
 
+    /// GET in origin-form, as one sends it to a server rather than to a proxy.
+    pub async fn get_at(&mut self, host: &str, path: &str) -> Response {
+        self.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        self.read_response().await
+    }
+
     /// CONNECT; after a 2xx this connection is the tunnel.
     pub async fn open_tunnel(&mut self, authority: &str) -> Response {
         self.send(format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n")).await;
@@ -251,10 +271,11 @@ impl Agent {
         bytes
     }
 
-    /// The connection below, with nothing read ahead.
-    pub fn into_socket(self) -> Socket {
-        assert!(self.stream.buffer().is_empty(), "bytes were read ahead");
-        self.stream.into_inner()
+    /// Whatever comes until the other side ends the connection, while this side stays open.
+    pub async fn all_that_comes_without_closing(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = soon(self.stream.read_to_end(&mut bytes)).await;
+        bytes
     }
 
     /// RST. Dropping the agent sends FIN (RST when bytes are unread).

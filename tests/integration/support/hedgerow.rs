@@ -3,6 +3,7 @@
 //! A process for each test. It costs some milliseconds and buys isolation that one process cannot give:
 //! environment, signals, exit code, standard output, and metrics that are counted for the process.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -34,13 +36,20 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Free when asked. Three listeners at once, so that the three differ.
+    /// Free when asked. Three listeners at once, so that the three differ; and none that another test has
+    /// got before, since its hedgerow would answer in the place of one that could not bind.
     fn find() -> Self {
-        let listeners =
-            [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback can be bound"));
-        let [proxy, admin, transparent] =
-            listeners.map(|l| l.local_addr().expect("a bound listener has an address"));
-        Self { proxy, admin, transparent }
+        static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+        loop {
+            let listeners =
+                [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback can be bound"));
+            let found = listeners.map(|l| l.local_addr().expect("a bound listener has an address"));
+            let mut given = GIVEN.lock();
+            if found.iter().all(|address| given.insert(address.port())) {
+                let [proxy, admin, transparent] = found;
+                return Self { proxy, admin, transparent };
+            }
+        }
     }
 
     /// An agent's connection to the proxy port.

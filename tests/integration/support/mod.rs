@@ -15,10 +15,12 @@ pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
 pub mod http2;
+pub mod intercept;
 pub mod netns;
 pub mod pki;
 pub mod policy;
 pub mod raw;
+pub mod road;
 pub mod socket;
 pub mod upstream;
 

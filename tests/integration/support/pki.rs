@@ -5,15 +5,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    IsCa, KeyPair, KeyUsagePurpose,
 };
 use tempfile::TempDir;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::rustls::version::TLS12;
+use tokio_rustls::rustls::{
+    ClientConfig, DEFAULT_VERSIONS, RootCertStore, ServerConfig, SupportedProtocolVersion,
+};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// An authority that nobody but the test trusts. Its files live as long as it does.
@@ -27,6 +30,8 @@ pub struct Leaf {
     certificate: CertificateDer<'static>,
     certificate_pem: String,
     key: KeyPair,
+    /// What a server sends along.
+    chain: Vec<CertificateDer<'static>>,
 }
 
 impl Pki {
@@ -62,7 +67,28 @@ impl Pki {
         change(&mut params);
         let key = new_key();
         let certificate = params.signed_by(&key, &self.issuer).expect("a leaf can be signed");
-        Leaf { certificate_pem: certificate.pem(), certificate: certificate.der().clone(), key }
+        Leaf {
+            certificate_pem: certificate.pem(),
+            certificate: certificate.der().clone(),
+            key,
+            chain: Vec::new(),
+        }
+    }
+
+    /// A certificate by an authority below this one, whose own certificate the server sends along.
+    pub fn leaf_of_intermediate(&self, names: &[&str]) -> Leaf {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "test intermediate");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let issuer = CertifiedIssuer::signed_by(params, new_key(), &self.issuer).expect("a CA can be signed");
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let key = new_key();
+        let certificate = CertificateParams::new(names).expect("valid names").signed_by(&key, &issuer);
+        let certificate = certificate.expect("a leaf can be signed");
+        let chain = vec![issuer.der().clone()];
+        Leaf { certificate_pem: certificate.pem(), certificate: certificate.der().clone(), key, chain }
     }
 
     /// The certificate and key as files for `tls.client_cert` and `tls.client_key`.
@@ -80,27 +106,89 @@ impl Pki {
 
     /// TLS of an upstream that demands a certificate of this authority from its client.
     pub fn server_demanding_client(&self, names: &[&str]) -> TlsAcceptor {
+        self.server_demanding_client_in(names, "http/1.1")
+    }
+
+    /// The same, for an upstream that speaks this protocol.
+    pub fn server_demanding_client_in(&self, names: &[&str], protocol: &str) -> TlsAcceptor {
         let roots = Arc::new(roots_of(self.issuer.der().clone()));
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build().expect("roots");
         let leaf = self.leaf(names);
         let config = server_builder().with_client_cert_verifier(verifier);
-        served(
-            config
-                .with_single_cert(vec![leaf.certificate.clone()], leaf.private_key())
-                .expect("a valid pair"),
-        )
+        let mut config = config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair");
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        TlsAcceptor::from(Arc::new(config))
+    }
+
+    /// TLS of an upstream that speaks these protocols (RFC 7301), or knows of none.
+    pub fn server_speaking(&self, names: &[&str], protocols: &[&str]) -> TlsAcceptor {
+        let leaf = self.leaf(names);
+        let config = server_builder().with_no_client_auth();
+        let mut config = config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair");
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        TlsAcceptor::from(Arc::new(config))
+    }
+
+    /// The authority's certificate.
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// TLS of an agent that trusts this authority alone, to be refined.
+    pub fn agent_tls(&self) -> AgentTls {
+        AgentTls::trusting(roots_of(self.issuer.der().clone()), DEFAULT_VERSIONS)
     }
 
     /// TLS of an agent that trusts this authority alone.
     pub fn connector(&self) -> TlsConnector {
-        connector_trusting(roots_of(self.issuer.der().clone()))
+        self.agent_tls().connector()
     }
 }
 
 impl Leaf {
+    /// A certificate that vouches for itself.
+    pub fn self_signed(names: &[&str]) -> Self {
+        Self::self_signed_with(names, |_| {})
+    }
+
+    /// The same with something changed, such as to an authority's.
+    pub fn self_signed_with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names).expect("valid names");
+        change(&mut params);
+        let key = new_key();
+        let certificate = params.self_signed(&key).expect("a certificate can sign itself");
+        Self {
+            certificate_pem: certificate.pem(),
+            certificate: certificate.der().clone(),
+            key,
+            chain: Vec::new(),
+        }
+    }
+
+    /// Without what should be sent along.
+    pub fn without_chain(mut self) -> Self {
+        self.chain.clear();
+        self
+    }
+
+    /// The certificate, PEM.
+    pub fn pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// The key, PEM.
+    pub fn key_pem(&self) -> String {
+        self.key.serialize_pem()
+    }
+
     /// The certificate, DER.
     pub fn der(&self) -> &[u8] {
         &self.certificate
+    }
+
+    fn sent(&self) -> Vec<CertificateDer<'static>> {
+        std::iter::once(&self.certificate).chain(&self.chain).cloned().collect()
     }
 
     fn private_key(&self) -> PrivateKeyDer<'static> {
@@ -111,38 +199,58 @@ impl Leaf {
 /// TLS of an upstream that shows this certificate.
 pub fn acceptor(leaf: &Leaf) -> TlsAcceptor {
     let config = server_builder().with_no_client_auth();
-    served(config.with_single_cert(vec![leaf.certificate.clone()], leaf.private_key()).expect("a valid pair"))
+    served(config.with_single_cert(leaf.sent(), leaf.private_key()).expect("a valid pair"))
 }
 
 /// TLS of an agent that trusts what a PEM file holds, such as the CA that an intercepting proxy wrote.
 pub fn connector_trusting_pem(pem: &[u8]) -> TlsConnector {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        roots.add(certificate.expect("a PEM certificate")).expect("a usable root");
+    AgentTls::trusting_pem(pem).connector()
+}
+
+/// How an agent's TLS begins: whom it trusts and what it offers. HTTP/1.1 unless told otherwise.
+pub struct AgentTls(ClientConfig);
+
+impl AgentTls {
+    /// Trusts the certificates of a PEM text and nothing else.
+    pub fn trusting_pem(pem: &[u8]) -> Self {
+        Self::trusting(roots_of_pem(pem), DEFAULT_VERSIONS)
     }
-    connector_trusting(roots)
-}
 
-/// The same TLS, agreeing on one of these protocols (ALPN) in the server's order.
-pub fn speaking(acceptor: &TlsAcceptor, protocols: &[&str]) -> TlsAcceptor {
-    let mut config = ServerConfig::clone(acceptor.config());
-    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-    TlsAcceptor::from(Arc::new(config))
-}
+    /// The same, and speaks nothing newer than TLS 1.2.
+    pub fn trusting_pem_in_tls_1_2(pem: &[u8]) -> Self {
+        Self::trusting(roots_of_pem(pem), &[&TLS12])
+    }
 
-/// The same TLS, offering these protocols.
-pub fn offering(connector: &TlsConnector, protocols: &[&str]) -> TlsConnector {
-    let mut config = ClientConfig::clone(connector.config());
-    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-    TlsConnector::from(Arc::new(config))
-}
+    fn trusting(roots: RootCertStore, versions: &[&'static SupportedProtocolVersion]) -> Self {
+        let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(versions);
+        let builder = builder.expect("ring speaks TLS 1.2 and 1.3").with_root_certificates(roots);
+        let mut config = builder.with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Self(config)
+    }
 
-fn connector_trusting(roots: RootCertStore) -> TlsConnector {
-    let builder = ClientConfig::builder_with_provider(provider());
-    let builder = builder.with_safe_default_protocol_versions().expect("ring speaks TLS 1.2 and 1.3");
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    TlsConnector::from(Arc::new(config))
+    /// Offers these protocols (RFC 7301), or none.
+    pub fn offering(mut self, protocols: &[&str]) -> Self {
+        self.0.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        self
+    }
+
+    /// Does not say which host it means.
+    pub fn without_sni(mut self) -> Self {
+        self.0.enable_sni = false;
+        self
+    }
+
+    /// Splits what it says into records of at most so many bytes.
+    pub fn in_fragments(mut self, size: Option<usize>) -> Self {
+        self.0.max_fragment_size = size;
+        self
+    }
+
+    /// Ready to connect.
+    pub fn connector(self) -> TlsConnector {
+        TlsConnector::from(Arc::new(self.0))
+    }
 }
 
 fn server_builder() -> tokio_rustls::rustls::ConfigBuilder<ServerConfig, tokio_rustls::rustls::WantsVerifier>
@@ -159,6 +267,14 @@ fn served(mut config: ServerConfig) -> TlsAcceptor {
 /// Named, not the process's default: a test must not depend on which module installed one first.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
+}
+
+fn roots_of_pem(pem: &[u8]) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        roots.add(certificate.expect("a PEM certificate")).expect("a usable root");
+    }
+    roots
 }
 
 fn roots_of(certificate: CertificateDer<'static>) -> RootCertStore {

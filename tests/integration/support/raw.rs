@@ -3,10 +3,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
+use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use super::client::Agent;
 use super::h1::{self, RequestHead};
+use super::socket::Socket;
 use super::soon;
 
 /// A listening port and nothing behind it.
@@ -44,6 +47,23 @@ impl RawPort {
 }
 
 impl Agent {
+    /// TLS as the server of this connection.
+    pub async fn accept_tls(self, acceptor: &TlsAcceptor) -> Self {
+        let Socket::Plain(tcp) = self.into_socket() else { panic!("TLS inside TLS") };
+        let tls = soon(acceptor.accept(tcp)).await.expect("the client takes the handshake");
+        Self { stream: BufReader::new(Socket::Tls(Box::new(tls.into()))) }
+    }
+
+    /// FIN below the TLS, without the close_notify that would make it a proper end.
+    pub async fn cut(mut self) {
+        let Socket::Tls(tls) = self.stream.get_mut() else { panic!("no TLS to cut") };
+        // The server's half of the union; `TcpStream` shuts its own direction down.
+        match tls.as_mut() {
+            TlsStream::Server(tls) => tls.get_mut().0.shutdown().await.expect("an open socket"),
+            TlsStream::Client(tls) => tls.get_mut().0.shutdown().await.expect("an open socket"),
+        }
+    }
+
     /// The head of a request that comes from the other side; `None` when it closes first.
     pub async fn try_request(&mut self) -> Option<RequestHead> {
         let raw = h1::read_head(&mut self.stream).await.ok()??;

@@ -10,7 +10,8 @@ use http::{HeaderMap, Request, Response};
 use tokio::task::JoinHandle;
 
 use super::super::client::Agent;
-use super::super::{pki, soon};
+use super::super::pki::AgentTls;
+use super::super::soon;
 use super::{PATIENT, fields, piece};
 
 /// One connection. Dropping it closes it.
@@ -175,10 +176,10 @@ impl Http2Agent {
 pub async fn tunnel_in_tls(proxy: SocketAddr, authority: &str, ca_pem: &[u8]) -> Agent {
     let mut agent = Agent::connect(proxy).await;
     assert_eq!(agent.open_tunnel(authority).await.status, 200);
-    let connector = pki::offering(&pki::connector_trusting_pem(ca_pem), &["h2", "http/1.1"]);
+    let connector = AgentTls::trusting_pem(ca_pem).offering(&["h2", "http/1.1"]).connector();
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
     let agent = agent.tls(&connector, host).await.expect("the certificate is trusted");
-    assert_eq!(agent.protocol().as_deref(), Some(&b"h2"[..]));
+    assert_eq!(agent.protocol().as_deref(), Some("h2"));
     agent
 }
 

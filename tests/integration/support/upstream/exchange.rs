@@ -1,7 +1,7 @@
 //! One request in the test's hands, and the connection it came on.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::oneshot;
@@ -104,6 +104,32 @@ impl Exchange {
             self.flight.record.seen.lock()[self.flight.index].body.clone_from(&body.bytes);
         }
         Ok(body)
+    }
+
+    /// The next chunk of a chunked body; empty for the last, with its trailer section.
+    pub async fn next_chunk(&mut self) -> Vec<u8> {
+        let stream = &mut self.connection.stream;
+        let chunk = soon(h1::read_chunk(stream)).await.expect("a well-formed chunk").expect("another chunk");
+        if chunk.is_empty() {
+            soon(h1::read_head(stream)).await.expect("a trailer section");
+            self.unread = Framing::Empty;
+        }
+        chunk
+    }
+
+    /// Reads a body of a known length and throws it away: how many bytes came, and whether each was
+    /// [`pattern`]'s.
+    pub async fn count_body(&mut self) -> (u64, bool) {
+        let Framing::Length(length) = std::mem::replace(&mut self.unread, Framing::Empty) else {
+            panic!("a body without a length")
+        };
+        let mut body = (&mut self.connection.stream).take(length);
+        let (mut space, mut count, mut is_right) = (vec![0; 64 << 10], 0, true);
+        while let Ok(read @ 1..) = soon(body.read(&mut space)).await {
+            is_right &= is_pattern(&space[..read], count);
+            count += read as u64;
+        }
+        (count, is_right)
     }
 
     /// A whole answer with a `Content-Length`; the connection stays open for the next request.
@@ -253,3 +279,23 @@ impl Tunnel {
         soon(self.connection.stream.read_to_end(&mut rest)).await.map(|_| rest)
     }
 }
+
+/// So many bytes of a body that tells lost, doubled and swapped ones, from this place on.
+pub fn pattern(from: u64, count: usize) -> Vec<u8> {
+    (from..from + count as u64).map(|at| (at % PERIOD) as u8).collect()
+}
+
+/// Whether these are the bytes of [`pattern`] at this place.
+pub fn is_pattern(bytes: &[u8], from: u64) -> bool {
+    // By large slices: byte by byte takes longer than all else in a debug build.
+    static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(0, PERIOD as usize * 512));
+    let mut at = (from % PERIOD) as usize;
+    bytes.chunks(PERIOD as usize * 256).all(|part| {
+        let is_right = part == &PATTERN[at..at + part.len()];
+        at = (at + part.len()) % PERIOD as usize;
+        is_right
+    })
+}
+
+/// Prime to all powers of two.
+const PERIOD: u64 = 251;

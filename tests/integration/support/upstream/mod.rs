@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::io::BufReader;
+use tokio::io::{AsyncWriteExt, BufReader, copy, sink};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
@@ -38,8 +38,8 @@ use exchange::Connection;
 use record::{Open, Record};
 use script::{Script, play};
 
-pub use exchange::Exchange;
-pub use record::{Seen, Tally};
+pub use exchange::{Exchange, is_pattern, pattern};
+pub use record::{Handshake, Seen, Tally};
 pub use script::{Reply, by_path, statuses};
 
 /// A fake upstream; dropping it closes its port and every connection.
@@ -211,6 +211,11 @@ impl Upstream {
         self.record.seen.lock().clone()
     }
 
+    /// How TLS began on each connection that got through it, in order.
+    pub fn handshakes(&self) -> Vec<Handshake> {
+        self.record.handshakes.lock().clone()
+    }
+
     /// Stops listening; open connections live on. Later connections are refused.
     pub async fn stop_listening(&mut self) {
         self.accepting.abort();
@@ -247,13 +252,24 @@ impl Host {
         }
     }
 
+    /// A handshake has failed. What the client says is read to its end: closing at once would reset the
+    /// connection, and the alert might be lost.
+    async fn refuse(&self, mut tcp: TcpStream) {
+        self.record.tally.send_modify(|tally| tally.handshakes_failed += 1);
+        let _ = tcp.shutdown().await;
+        let _ = copy(&mut tcp, &mut sink()).await;
+    }
+
     async fn serve(self: Arc<Self>, tcp: TcpStream, open: Open, number: usize) {
         let _ = tcp.set_nodelay(true);
         let socket = match &self.tls {
             None => Socket::Plain(tcp),
-            Some(acceptor) => match acceptor.accept(tcp).await {
-                Ok(tls) => Socket::Tls(Box::new(tls.into())),
-                Err(_) => return self.record.tally.send_modify(|tally| tally.handshakes_failed += 1),
+            Some(acceptor) => match acceptor.accept(tcp).into_fallible().await {
+                Ok(tls) => {
+                    self.record.handshakes.lock().push(Handshake::of(tls.get_ref().1));
+                    Socket::Tls(Box::new(tls.into()))
+                }
+                Err((_, tcp)) => return self.refuse(tcp).await,
             },
         };
         let mut connection = Connection { stream: BufReader::new(socket), _open: open };

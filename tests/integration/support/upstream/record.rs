@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_rustls::rustls::{HandshakeKind, ServerConnection};
 
 use super::super::h1::RequestHead;
 
@@ -42,6 +43,31 @@ fn path_of(target: &str) -> &str {
     path.split('?').next().expect("a split has a first part")
 }
 
+/// How a connection's TLS began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handshake {
+    /// SNI.
+    pub server_name: Option<String>,
+    /// What ALPN agreed on.
+    pub protocol: Option<String>,
+    /// Whether an earlier session was taken up.
+    pub is_resumed: bool,
+    /// The client's certificate, DER.
+    pub client_certificate: Option<Vec<u8>>,
+}
+
+impl Handshake {
+    pub(super) fn of(server: &ServerConnection) -> Self {
+        let text = |protocol: &[u8]| String::from_utf8_lossy(protocol).into_owned();
+        Self {
+            server_name: server.server_name().map(str::to_owned),
+            protocol: server.alpn_protocol().map(text),
+            is_resumed: server.handshake_kind() == Some(HandshakeKind::Resumed),
+            client_certificate: server.peer_certificates().map(|chain| chain[0].to_vec()),
+        }
+    }
+}
+
 /// The numbers a test may wait for.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
@@ -64,6 +90,7 @@ pub struct Tally {
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) seen: Mutex<Vec<Seen>>,
+    pub(super) handshakes: Mutex<Vec<Handshake>>,
     pub(super) tally: watch::Sender<Tally>,
 }
 
