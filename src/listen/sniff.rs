@@ -31,6 +31,15 @@ const BEGINNINGS: [&[u8]; 9] = [
 /// A TLS record that holds a handshake, of any version since 3.0 (RFC 8446 section 5.1).
 const HANDSHAKE_RECORD: [u8; 2] = [0x16, 0x03];
 
+/// Bytes of a frame's head (RFC 9113 section 4.1).
+pub const FRAME_HEAD: usize = 9;
+
+/// Whether this is the head of the SETTINGS frame that begins what an HTTP/2 server says.
+pub fn is_settings(head: [u8; FRAME_HEAD]) -> bool {
+    const SETTINGS: u8 = 4;
+    head[3..] == [SETTINGS, 0, 0, 0, 0, 0]
+}
+
 /// Judges the first bytes of a tunnel.
 pub fn sniff(bytes: &[u8]) -> Sniff {
     if bytes.is_empty() {
@@ -67,5 +76,12 @@ mod tests {
         assert_eq!(sniff(b"PRI * HTTP/2.0\r\n\r\nSM"), Sniff::Http);
         assert_eq!(sniff(b"EHLO a.example\r\n"), Sniff::Other);
         assert_eq!(sniff(b"GETX"), Sniff::Other);
+    }
+
+    #[test]
+    fn only_a_server_of_http2_begins_with_settings() {
+        assert!(is_settings([0, 0, 18, 4, 0, 0, 0, 0, 0]));
+        assert!(!is_settings([0, 0, 0, 4, 1, 0, 0, 0, 0]), "an acknowledgement");
+        assert!(!is_settings(*b"220 mail."));
     }
 }

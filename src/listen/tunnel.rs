@@ -17,7 +17,7 @@ use super::connection::{self, Inbound, Way};
 use super::hello;
 use super::intercept::{self, Inside};
 use super::relay::{Limits, relay};
-use super::sniff::{Sniff, sniff};
+use super::sniff::{FRAME_HEAD, Sniff, is_settings, sniff};
 use super::socket::ClientSocket;
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Held, Upgraded};
@@ -96,15 +96,23 @@ pub async fn upgraded(client: ClientSocket, upgraded: Upgraded) {
 }
 
 /// Reads the client's first bytes ahead, until they tell what they are; gives up after a second, or
-/// when the upstream speaks first.
+/// when the upstream speaks first. One of HTTP/2 does so too, and is no less one to be spoken to in
+/// requests: its client's preface is on its way (RFC 9113 section 3.4).
 ///
 /// # Errors
 /// When the client's connection has failed.
 pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
+    let upstream_speaks = async {
+        let mut first = [0; FRAME_HEAD];
+        match upstream.peek(&mut first).await {
+            Ok(FRAME_HEAD) if is_settings(first) => std::future::pending().await,
+            _ => {}
+        }
+    };
     tokio::select! {
         biased;
         heard = client_speaks(client) => heard,
-        _ = upstream.readable() => Ok(Sniff::Other),
+        () = upstream_speaks => Ok(Sniff::Other),
         () = sleep(SNIFF_WAIT) => Ok(Sniff::Other),
     }
 }

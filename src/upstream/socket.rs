@@ -116,12 +116,16 @@ impl Socket {
         matches!(&self.stream, Stream::Tls(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2"))
     }
 
-    /// Resolves when the upstream has said something, or has left. Only ever asked of clear text,
-    /// where no layer can have read ahead.
-    pub async fn readable(&self) -> io::Result<()> {
+    /// What the upstream has said that nobody has read yet, without taking it away: how much of it is in
+    /// `space` now, none at its end. Waits for the first of it. Only ever asked of clear text, where no
+    /// layer can have read ahead; TLS says no more than that something has come. Cancel-safe.
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    pub async fn peek(&self, space: &mut [u8]) -> io::Result<usize> {
         match &self.stream {
-            Stream::Plain(stream) => stream.readable().await,
-            Stream::Tls(stream) => stream.get_ref().0.readable().await,
+            Stream::Plain(stream) => stream.peek(space).await,
+            Stream::Tls(stream) => stream.get_ref().0.readable().await.map(|()| 0),
         }
     }
 
