@@ -101,11 +101,13 @@ impl Direction {
         W: AsyncWrite + Unpin,
     {
         while self.stage != Stage::Ended {
-            ready!(self.poll_write(cx, to))?;
+            let is_dry = self.fill(cx, from)?.is_pending();
+            ready!(self.drain(cx, to))?;
             if self.stage == Stage::Ending {
                 ready!(Pin::new(&mut *to).poll_shutdown(cx))?;
                 self.stage = Stage::Ended;
-            } else if self.poll_read(cx, from)?.is_pending() {
+            } else if is_dry {
+                self.buffer = BytesMut::new();
                 if self.is_unflushed {
                     self.is_unflushed = Pin::new(to).poll_flush(cx)?.is_pending();
                 }
@@ -115,11 +117,33 @@ impl Direction {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_write<W: AsyncWrite + Unpin>(
-        &mut self,
-        cx: &mut Context<'_>,
-        to: &mut W,
-    ) -> Poll<io::Result<()>> {
+    /// Reads all that is there, or as much as the buffer takes, so that little writes become one. Pending
+    /// when there was no more.
+    fn fill<R: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, from: &mut R) -> Poll<io::Result<()>> {
+        while self.stage == Stage::Open && self.buffer.len() < self.size {
+            self.buffer.reserve(self.size - self.buffer.len());
+            let read = match pin!(from.read_buf(&mut self.buffer)).poll(cx) {
+                Poll::Ready(read) => read?,
+                Poll::Pending => {
+                    if self.buffer.len() < self.size / 4 {
+                        self.size = SMALL;
+                    }
+                    return Poll::Pending;
+                }
+            };
+            self.moved = Instant::now();
+            if read == 0 {
+                self.stage = Stage::Ending;
+            }
+        }
+        if self.buffer.len() >= self.size {
+            self.size = (self.size * 4).min(LARGE);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes what has been read.
+    fn drain<W: AsyncWrite + Unpin>(&mut self, cx: &mut Context<'_>, to: &mut W) -> Poll<io::Result<()>> {
         while self.buffer.has_remaining() {
             let written = ready!(Pin::new(&mut *to).poll_write(cx, &self.buffer))?;
             if written == 0 {
@@ -129,31 +153,6 @@ impl Direction {
             self.bytes += written as u64;
             self.is_unflushed = true;
             self.moved = Instant::now();
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_read<R: AsyncRead + Unpin>(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: &mut R,
-    ) -> Poll<io::Result<()>> {
-        self.buffer.clear();
-        self.buffer.reserve(self.size);
-        let polled = pin!(from.read_buf(&mut self.buffer)).poll(cx);
-        let read = match polled {
-            Poll::Ready(read) => read?,
-            Poll::Pending => {
-                self.buffer = BytesMut::new();
-                return Poll::Pending;
-            }
-        };
-        self.moved = Instant::now();
-        match read {
-            0 => self.stage = Stage::Ending,
-            full if full >= self.size => self.size = (self.size * 4).min(LARGE),
-            little if little < self.size / 4 => self.size = SMALL,
-            _ => {}
         }
         Poll::Ready(Ok(()))
     }

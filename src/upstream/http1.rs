@@ -28,9 +28,11 @@ use super::socket::{Socket, Traffic};
 use crate::error::{Cause, Error};
 use crate::wire::body::RequestBody;
 
-/// A response head larger than this is `upstream_invalid`; also the most that lies between an upstream
-/// and a client that does not read.
+/// A response head larger than this is `upstream_invalid`.
 const MAX_RESPONSE_HEAD: usize = 64 * 1024;
+/// The most that one read of a body takes, and so the most that lies between an upstream and a client
+/// that does not read. Reads grow to it as long as they are filled.
+const MAX_READ: usize = 256 * 1024;
 /// Fields of a response head.
 const MAX_RESPONSE_FIELDS: usize = 200;
 
@@ -75,7 +77,8 @@ impl Idle {
         let traffic = socket.traffic();
         let (sender, driver) = http1::Builder::new()
             .preserve_header_case(true)
-            .max_buf_size(MAX_RESPONSE_HEAD)
+            .max_header_size(MAX_RESPONSE_HEAD)
+            .max_buf_size(MAX_READ)
             .max_headers(MAX_RESPONSE_FIELDS)
             .handshake(TokioIo::new(socket))
             .await
