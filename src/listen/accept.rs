@@ -95,7 +95,8 @@ fn admit(door: &Door, proxy: &Arc<Proxy>, stream: TcpStream, peer: SocketAddr, p
         let held = (place, proxy.metrics().connection(kind));
         let client = ClientSocket::from(stream);
         match redirected {
-            Some(to) => transparent::serve(client, peer, to, proxy).await,
+            // Boxed: its room would be part of every idle connection.
+            Some(to) => Box::pin(transparent::serve(client, peer, to, proxy)).await,
             None => connection::serve(client, Inbound { proxy, way: Way::Proxy }).await,
         }
         drop(held);

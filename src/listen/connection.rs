@@ -127,3 +127,26 @@ fn speaks_http2(first: &[u8]) -> Option<bool> {
     let is_undecided = !first.is_empty() && first.len() < PREFACE.len() && PREFACE.starts_with(first);
     (!is_undecided).then(|| first.starts_with(PREFACE))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one idle connection holds beside its socket: an agent has thousands.
+    #[test]
+    fn the_room_of_a_connection_is_that_of_its_waiting() {
+        fn room<F: Future>(_: impl Fn(ClientSocket, Inbound) -> F) -> usize {
+            std::mem::size_of::<F>()
+        }
+        assert!(room(serve) <= 1536, "{} bytes", room(serve));
+    }
+
+    #[test]
+    fn the_first_bytes_tell_the_version() {
+        assert_eq!(speaks_http2(b"GET /"), Some(false));
+        assert_eq!(speaks_http2(b"PRI * HTT"), None);
+        assert_eq!(speaks_http2(b"PRI * HTTP/2.0\r\n\r\nSM"), Some(true));
+        assert_eq!(speaks_http2(b"PRI /x HTTP/1.1"), Some(false));
+        assert_eq!(speaks_http2(b""), Some(false));
+    }
+}
