@@ -4,7 +4,7 @@ use hedgerow::listen::sniff::{Sniff, sniff};
 
 use crate::Target;
 
-/// A tunnel's first bytes: more of them never change a decision, and the eighth brings one at the latest.
+/// A tunnel's first bytes: more of them never change a decision, and the sixteenth brings one at the latest.
 pub const SNIFF: Target = Target {
     check,
     inputs: 100_000,
@@ -19,8 +19,8 @@ pub const SNIFF: Target = Target {
     ],
 };
 
-/// `OPTIONS ` with its space: the longest that has to be seen.
-const LONGEST: usize = 8;
+/// The first line of HTTP/2's preface: the longest that has to be seen.
+const LONGEST: usize = 16;
 
 fn check(data: &[u8]) {
     let mut before = Sniff::Undecided;

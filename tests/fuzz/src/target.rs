@@ -47,7 +47,7 @@ fn check(data: &[u8]) {
         check_normal(&authority);
     }
     let headers = fields(&data[line.len()..]);
-    let Ok(target) = target::read(&uri, &headers, Version::HTTP_11) else { return };
+    let Ok(target) = target::read(&uri, &headers, Version::HTTP_11, None) else { return };
     assert_eq!(headers.get_all("host").iter().count(), 1, "a request has one Host");
     if let Ok(authority) = Authority::parse(target.authority, Some(target.scheme.default_port())) {
         check_normal(&authority);
