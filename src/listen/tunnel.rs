@@ -52,8 +52,11 @@ pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>)
             let lane = held.lane.clone();
             drop(held.permit);
             held.ledger.void();
-            let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
-            lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
+            // Where the policy has an endpoint they go there, and this host must see none of them.
+            if !lane.has_endpoint() {
+                let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
+                lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
+            }
             connection::serve(client, Inbound { proxy, way: Way::Tunnel(authority) }).await;
         }
         Sniff::Tls if intercept::applies(&proxy, &held.lane) => {

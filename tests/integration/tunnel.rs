@@ -224,6 +224,27 @@ async fn requests_in_a_tunnel_stay_at_its_name_whatever_they_say() {
 }
 
 #[tokio::test]
+async fn requests_in_a_tunnel_go_to_the_policys_endpoint_and_not_to_the_host_that_was_connected() {
+    // The connection that the CONNECT had made was taken for one to the endpoint, and so the host saw what the
+    // policy adds for the endpoint alone.
+    let host = Upstream::answering(|_| Reply::ok("host")).await;
+    let endpoint =
+        Upstream::answering(|seen| Reply::ok(seen.header("x-key").unwrap_or("none").to_owned())).await;
+    let policy = format!(
+        "upstreams: {{ u: {{ hosts: [\"{}\"], endpoint: \"http://{}\", \
+         rewrite: {{ headers: {{ set: {{ x-key: secret }} }} }} }} }}",
+        host.address(),
+        endpoint.address()
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let authority = host.address().to_string();
+    let mut agent = hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+    assert_eq!(agent.get_at(&authority, "/").await.text(), "secret");
+    assert_eq!((host.count(), endpoint.count()), (0, 1));
+}
+
+#[tokio::test]
 async fn c025_a_server_that_speaks_first_is_heard_at_once() {
     let port = RawPort::bind().await;
     let hedgerow = HedgerowProcess::start("{}").await;
