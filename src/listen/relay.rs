@@ -41,8 +41,10 @@ where
     let (mut up, mut down) = (Direction::new(), Direction::new());
     let mut timer = pin!(sleep_until(Instant::now() + limits.idle));
     poll_fn(|cx| {
-        let up_ended = up.poll(cx, a, b)?;
+        // `b` is read before it is written: a write to an upstream that fails waits, unwoken, until the
+        // reader has seen the end (see `Socket`). The other way round nobody would ask it again.
         let down_ended = down.poll(cx, b, a)?;
+        let up_ended = up.poll(cx, a, b)?;
         if up_ended.is_ready() && down_ended.is_ready() {
             return Poll::Ready(Ok(down.bytes));
         }

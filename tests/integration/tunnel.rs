@@ -8,8 +8,10 @@ use crate::support::client::{Agent, End, Response};
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::pki::Pki;
+use crate::support::policy::tool;
 use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
+use crate::support::within;
 
 /// A tunnel to `port` through a connection of its own, with both of its ends.
 async fn tunnel(hedgerow: &HedgerowProcess, port: &RawPort) -> (Agent, Agent) {
@@ -370,4 +372,21 @@ async fn the_end_of_either_side_ends_the_tunnel_and_gives_its_place_back() {
             hedgerow.until_status(|status| status["in_flight"] == 0).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_reset_in_the_middle_of_an_upload_that_was_held_back_gives_the_place_back_at_once() {
+    // The write failed before the reader had seen why, nothing woke it again, and the tunnel held its permit until
+    // it had been idle for `stream_idle`.
+    let port = RawPort::bind().await;
+    let policy = tool(port.address(), "bulkhead: { max_concurrent: 1, max_queue: 0 }");
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let (mut agent, mut upstream) = tunnel(&hedgerow, &port).await;
+    agent.send(NO_HTTP).await;
+    upstream.expect(NO_HTTP).await;
+    // Until nothing more is taken: all buffers on the way are full.
+    let chunk = vec![b'x'; 1 << 20];
+    while tokio::time::timeout(Duration::from_millis(300), agent.send(&chunk)).await.is_ok() {}
+    upstream.reset();
+    within(Duration::from_secs(1), hedgerow.until_status(|status| status["in_flight"] == 0)).await;
 }
