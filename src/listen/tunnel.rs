@@ -10,13 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
 use super::connection::{self, Inbound, Way};
 use super::hello;
 use super::intercept::{self, Inside};
-use super::relay::{Limits, relay};
+use super::relay::{Limits, Relay};
 use super::sniff::{FRAME_HEAD, Sniff, is_settings, sniff};
 use super::socket::ClientSocket;
 use crate::pipeline::Proxy;
@@ -137,22 +136,29 @@ pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
 }
 
 /// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the
-/// process ends.
-pub async fn copy(mut client: ClientSocket, mut upstream: Socket, early: Bytes, mut held: Held) {
+/// process ends. What the upstream has sent `early` goes first.
+pub async fn copy(mut client: ClientSocket, mut upstream: Socket, early: Bytes, held: Held) {
     let stages = held.lane.stages();
     let limits = Limits { idle: stages.tunnel_idle, half_closed: stages.stream_idle };
     let proxy = held.ledger.proxy().clone();
-    let relayed = async {
-        client.write_all(&early).await?;
-        relay(&mut client, &mut upstream, limits).await
-    };
+    let mut tunnel = Open { relay: Relay::new(early), held };
     tokio::select! {
         biased;
-        relayed = relayed => {
-            if let Ok(down) = relayed {
-                held.ledger.sent(down as usize + early.len());
-            }
-        }
+        // Both ends are told all the same, whichever way it ended.
+        _ = tunnel.relay.run(&mut client, &mut upstream, limits) => {}
         () = proxy.ending() => {}
+    }
+}
+
+/// A tunnel that is open. It is counted when it is dropped, since that is how it ends where its client's
+/// HTTP/2 connection goes.
+struct Open {
+    relay: Relay,
+    held: Held,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.held.ledger.sent(self.relay.bytes_down() as usize);
     }
 }
