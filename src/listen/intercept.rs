@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::pipeline::Proxy;
 use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::Arrival;
+use crate::tls::hello::{HelloReader, named};
 use crate::tls::interceptor::is_declined;
 use crate::upstream::registry::Lane;
 use crate::wire::authority::Authority;
@@ -108,7 +109,7 @@ pub async fn terminate(mut client: ClientSocket, inside: Inside, proxy: Arc<Prox
         Ok(Err(error)) => return tracing::debug!(authority = %inside.authority, %error, "no TLS handshake"),
         Err(_) => return,
     };
-    let named = started.client_hello().server_name().map(str::to_ascii_lowercase);
+    let named = named(&started.client_hello());
     let host = named.as_deref().unwrap_or(inside.authority.host());
     let config = match interceptor.config_for(host) {
         Ok(config) => config,
@@ -151,7 +152,9 @@ impl Inside {
     async fn named(self, client: &mut ClientSocket, proxy: &Proxy) -> Self {
         let Some(ip) = self.authority.ip() else { return self };
         // What is no hello is told so by the handshake.
-        let Ok(Some(name)) = hello::server_name(client).await else { return self };
+        let Ok(Some(name)) = hello::server_name(client, &mut HelloReader::default()).await else {
+            return self;
+        };
         let named = Authority::parse(&name, Some(self.authority.port())).ok();
         let Some(authority) = named.filter(|named| named.ip().is_none()) else { return self };
         match connect::lane(proxy.registry(), &self.config, &authority, self.arrival.now) {

@@ -25,6 +25,7 @@ use crate::call::RequestId;
 use crate::pipeline::Proxy;
 use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::Arrival;
+use crate::tls::hello::HelloReader;
 use crate::upstream::egress;
 use crate::wire::authority::Authority;
 
@@ -96,7 +97,7 @@ async fn still_silent(
 async fn tls(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) {
     let address = Authority::from_ip(to.ip(), to.port());
     let limit = proxy.snapshot().limits.header_timeout;
-    let authority = match timeout(limit, hello::server_name(&mut client)).await {
+    let authority = match timeout(limit, hello::server_name(&mut client, &mut HelloReader::default())).await {
         Ok(Ok(Some(name))) => Authority::parse(&name, Some(to.port())).unwrap_or(address),
         // What is no hello after all is the upstream's to judge.
         Ok(Ok(None) | Err(_)) => address,

@@ -21,6 +21,7 @@ use super::socket::ClientSocket;
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Held, Upgraded};
 use crate::policy::deadline::Arrival;
+use crate::tls::hello::HelloReader;
 use crate::upstream::connection::Origin;
 use crate::upstream::http1::Idle;
 use crate::upstream::socket::Socket;
@@ -81,7 +82,7 @@ async fn may_pass(client: &mut ClientSocket, authority: &Authority, held: &Held)
     if !held.lane.config().egress.deny_by_default {
         return true;
     }
-    match hello::server_name(client).await {
+    match hello::server_name(client, &mut HelloReader::default()).await {
         Ok(Some(name)) => name == authority.host(),
         Ok(None) => true,
         Err(_) => false,
