@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep};
 
 use super::connection::{self, Inbound, Way};
-use super::hello;
 use super::intercept::{self, Inside};
 use super::relay::{Limits, Relay};
 use super::sniff::{FRAME_HEAD, Sniff, is_settings, sniff};
 use super::socket::ClientSocket;
+use super::vetted::Vetted;
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Held, Upgraded};
 use crate::policy::deadline::Arrival;
-use crate::tls::hello::HelloReader;
 use crate::upstream::connection::Origin;
 use crate::upstream::http1::Idle;
 use crate::upstream::socket::Socket;
@@ -69,23 +69,11 @@ pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>)
             let inside = Inside { authority, pinned, lane, config, arrival: Arrival::now() };
             intercept::terminate(client, inside, proxy).await;
         }
-        Sniff::Tls if !may_pass(&mut client, &authority, &held).await => {
-            tracing::warn!(%authority, "a tunnel's TLS names another host under an allow-list; closed");
+        _ if held.lane.config().egress.deny_by_default && authority.ip().is_none() => {
+            let patience = held.lane.config().limits.header_timeout;
+            copy(Vetted::new(client, authority, patience), socket, Bytes::new(), held).await;
         }
         _ => copy(client, socket, Bytes::new(), held).await,
-    }
-}
-
-/// Under an allow-list, a tunnel to an allowed name must not become one to another host behind the same
-/// front.
-async fn may_pass(client: &mut ClientSocket, authority: &Authority, held: &Held) -> bool {
-    if !held.lane.config().egress.deny_by_default {
-        return true;
-    }
-    match hello::server_name(client, &mut HelloReader::default()).await {
-        Ok(Some(name)) => name == authority.host(),
-        Ok(None) => true,
-        Err(_) => false,
     }
 }
 
@@ -138,7 +126,10 @@ pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
 
 /// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the
 /// process ends. What the upstream has sent `early` goes first.
-pub async fn copy(mut client: ClientSocket, mut upstream: Socket, early: Bytes, held: Held) {
+pub async fn copy<C>(mut client: C, mut upstream: Socket, early: Bytes, held: Held)
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+{
     let stages = held.lane.stages();
     let limits = Limits { idle: stages.tunnel_idle, half_closed: stages.stream_idle };
     let proxy = held.ledger.proxy().clone();
