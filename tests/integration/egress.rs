@@ -3,6 +3,7 @@
 use crate::support::client::{End, Response};
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
+use crate::support::http2::Http2Agent;
 use crate::support::pki::Pki;
 use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
@@ -240,4 +241,33 @@ async fn a_tunnel_to_an_allowed_address_may_carry_tls_and_requests_for_any_name(
     let mut agent = hedgerow.agent().await;
     assert_eq!(agent.open_tunnel(&plain.address().to_string()).await.status, 200);
     assert_eq!(agent.get_at("a.test", "/").await.text(), "plain");
+}
+
+#[tokio::test]
+async fn under_an_allow_list_a_request_in_a_tunnel_names_its_host() {
+    // As the name in TLS does, `Host` chooses among what lies behind one front.
+    let (_dns, policy) = a_test_alone("").await;
+    let upstream = Upstream::answering(|_| Reply::ok("a")).await;
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let port = upstream.address().port();
+    let authority = format!("a.test:{port}");
+    for (request, status) in [
+        (format!("GET / HTTP/1.1\r\nHost: {authority}\r\n\r\n"), 200),
+        ("GET / HTTP/1.1\r\nHost: A.TEST.\r\n\r\n".to_owned(), 200),
+        ("GET / HTTP/1.0\r\n\r\n".to_owned(), 200),
+        (format!("GET / HTTP/1.1\r\nHost: b.test:{port}\r\n\r\n"), 421),
+        (format!("GET http://b.test:{port}/ HTTP/1.1\r\nHost: {authority}\r\n\r\n"), 421),
+    ] {
+        let mut agent = hedgerow.agent().await;
+        assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+        agent.send(&request).await;
+        assert_eq!(agent.read_response().await.status, status, "{request}");
+    }
+    let mut agent = hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+    let agent = Http2Agent::over(agent).await;
+    assert_eq!(agent.get(&format!("http://b.test:{port}/")).await.status, 421);
+    assert_eq!(upstream.count(), 3);
+    // It goes there, though this upstream does not speak HTTP/2.
+    assert_eq!(agent.get(&format!("http://{authority}/")).await.status, 502);
 }

@@ -949,3 +949,34 @@ async fn a_stream_that_outlasts_the_keep_alive_time_goes_on() {
     exchange.end().await;
     assert_eq!(incoming.rest().await.text(), "second");
 }
+
+/// What is no host is told so, however the request came here, and never taken for another name.
+#[tokio::test]
+async fn an_authority_with_user_information_or_no_host_is_a_bad_request_on_every_way() {
+    let pki = Pki::new();
+    let secure =
+        Upstream::on([127, 0, 0, 1]).tls(pki.server(&["127.0.0.1"])).answering(|_| Reply::ok("")).await;
+    let plain = Upstream::answering(|_| Reply::ok("")).await;
+    let hedgerow = HedgerowProcess::start(&intercepting(&secure, &pki)).await;
+    let (secure_at, plain_at) = (secure.address().to_string(), plain.address().to_string());
+    let mut tunnel = hedgerow.agent().await;
+    assert_eq!(tunnel.open_tunnel(&plain_at).await.status, 200);
+    let ways = [
+        ("http", &plain_at, Http2Agent::connect(hedgerow.proxy).await),
+        ("http", &plain_at, Http2Agent::over(tunnel).await),
+        ("https", &secure_at, Http2Agent::intercepted(hedgerow.proxy, &secure_at, &ca_of(&hedgerow)).await),
+    ];
+    for (scheme, authority, agent) in &ways {
+        for odd in [format!("u:p@{authority}"), "2130706433".to_owned(), "a..test".to_owned()] {
+            let answer = agent.get(&format!("{scheme}://{odd}/")).await;
+            assert_eq!((answer.status, &answer.json()["error"]), (400, &"invalid_request".into()), "{odd}");
+        }
+    }
+    for target in [format!("http://u:p@{plain_at}/"), "http://2130706433/".to_owned()] {
+        let mut agent = hedgerow.agent().await;
+        assert_eq!(agent.open_tunnel(&plain_at).await.status, 200);
+        agent.send(format!("GET {target} HTTP/1.1\r\nHost: {plain_at}\r\n\r\n")).await;
+        assert_eq!(agent.read_response().await.status, 400, "{target}");
+    }
+    assert_eq!((plain.count(), secure.count()), (0, 0));
+}
