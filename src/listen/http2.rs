@@ -131,7 +131,7 @@ impl Quiet {
 /// One request, from its head to the end of its answer.
 async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
     let (mut head, incoming) = request.into_parts();
-    let is_tunnel = head.method == Method::CONNECT;
+    let (is_tunnel, is_head) = (head.method == Method::CONNECT, head.method == Method::HEAD);
     normalise(&mut head);
     let respond = Arc::new(Responder(Mutex::new(respond)));
     // Behind a CONNECT comes what the tunnel carries.
@@ -142,7 +142,13 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
     let interim: Arc<dyn InterimSink> = respond.clone();
     let answered = forward::answer(&inbound, Request::from_parts(head, body), Some(interim), false);
     match respond.unless_reset(&inbound.proxy, answered).await {
-        Some(Reply::Answer(answer)) => respond.deliver(&inbound.proxy, answer).await,
+        Some(Reply::Answer(mut answer)) => {
+            // One of our own is made as if for a GET (RFC 9110 section 9.3.2).
+            if is_head {
+                answer.response.body_mut().withhold();
+            }
+            respond.deliver(&inbound.proxy, answer).await;
+        }
         Some(Reply::Takeover(response, next)) => {
             if let Some(incoming) = tunnel {
                 respond.become_tunnel(&inbound.proxy, response, next, incoming).await;

@@ -207,6 +207,23 @@ async fn answers_without_a_body_end_with_their_head() {
 }
 
 #[tokio::test]
+async fn a_refusal_of_a_head_request_ends_with_its_head() {
+    // The problem that a GET is told in its body came to a HEAD too, which has none.
+    let (dead, _held) = Upstream::dead();
+    let hedgerow = HedgerowProcess::start("{}").await;
+    let mut raw = FramePeer::client(hedgerow.agent().await).await;
+    let mut block = literal(":method", "HEAD");
+    block.extend(&get(&dead.to_string(), "/")[1..]);
+    raw.send(Frame::headers(1, block, true)).await;
+    let head = raw.next(kind::HEADERS).await;
+    assert!(head.ends_stream(), "{head:?}");
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    let answer = agent.request("HEAD", &format!("http://{dead}/"), &[], "").await;
+    assert_eq!((answer.status, answer.text(), answer.end), (502, "", End::Whole));
+    assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+}
+
+#[tokio::test]
 async fn a_body_that_ends_with_the_connection_or_in_chunks_ends_in_end_stream() {
     let mut upstream = Upstream::start().await;
     let hedgerow = HedgerowProcess::start("defaults: { hedge: off }").await;
