@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::ext::Protocol;
 use h2::server::{Builder, SendResponse};
-use h2::{Reason, RecvStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode, request, response};
 use http_body::Body;
@@ -133,7 +133,7 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
     let (mut head, incoming) = request.into_parts();
     let (is_tunnel, is_head) = (head.method == Method::CONNECT, head.method == Method::HEAD);
     normalise(&mut head);
-    let respond = Arc::new(Responder(Mutex::new(respond)));
+    let respond = Arc::new(Responder::new(respond));
     // Behind a CONNECT comes what the tunnel carries.
     let (body, tunnel) = match is_tunnel {
         true => (IncomingBody::Empty, Some(incoming)),
@@ -209,7 +209,13 @@ fn websocket_key() -> HeaderValue {
 }
 
 /// Where the answer of a stream goes, interim ones included.
-struct Responder(Mutex<SendResponse<Bytes>>);
+struct Responder(Mutex<Answering>);
+
+struct Answering {
+    respond: SendResponse<Bytes>,
+    /// The final head has gone out. The library would still send interim ones, which mean nothing then.
+    is_answered: bool,
+}
 
 impl InterimSink for Responder {
     fn interim(&self, status: StatusCode, headers: &HeaderMap) {
@@ -218,12 +224,26 @@ impl InterimSink for Responder {
         for (name, value) in Forwarded::of(headers).iter() {
             early.headers_mut().append(name, value.clone());
         }
-        // A client that has gone shows at the next turn.
-        let _ = self.0.lock().send_informational(early);
+        let mut answering = self.0.lock();
+        if !answering.is_answered {
+            // A client that has gone shows at the next turn.
+            let _ = answering.respond.send_informational(early);
+        }
     }
 }
 
 impl Responder {
+    fn new(respond: SendResponse<Bytes>) -> Self {
+        Self(Mutex::new(Answering { respond, is_answered: false }))
+    }
+
+    /// Sends the final head.
+    fn answer(&self, head: Response<()>, is_bodiless: bool) -> Result<SendStream<Bytes>, h2::Error> {
+        let mut answering = self.0.lock();
+        answering.is_answered = true;
+        answering.respond.send_response(head, is_bodiless)
+    }
+
     /// Works until the client resets the stream: `None` then.
     async fn unless_reset<T>(&self, proxy: &Proxy, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
@@ -231,7 +251,7 @@ impl Responder {
         poll_fn(|cx| {
             // What runs here looks for itself whether calls are being ended; it must be woken for that.
             let _ = ending.as_mut().poll(cx);
-            if self.0.lock().poll_reset(cx).is_ready() {
+            if self.0.lock().respond.poll_reset(cx).is_ready() {
                 return Poll::Ready(None);
             }
             work.as_mut().poll(cx).map(Some)
@@ -244,7 +264,7 @@ impl Responder {
         let Answer { response, end, stall, .. } = answer;
         let (parts, body) = response.into_parts();
         let is_bodiless = body.is_end_stream();
-        let Ok(stream) = self.0.lock().send_response(head(parts), is_bodiless) else { return };
+        let Ok(stream) = self.answer(head(parts), is_bodiless) else { return };
         if is_bodiless {
             return;
         }
@@ -276,8 +296,7 @@ impl Responder {
         // What is a 101 in HTTP/1.1 is a success here (RFC 8441 section 5).
         parts.status = StatusCode::OK;
         parts.headers.remove(&SEC_WEBSOCKET_ACCEPT);
-        let sent = self.0.lock().send_response(head(parts), false);
-        if let Ok(outgoing) = sent {
+        if let Ok(outgoing) = self.answer(head(parts), false) {
             next.run(Http2Stream::new(incoming, outgoing).into(), proxy.clone()).await;
         }
     }

@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use crate::support::client::{Agent, absolute};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::http2::agent::{head, websocket};
-use crate::support::http2::frames::{Frame, FramePeer, MAX_CONCURRENT_STREAMS, get, kind, literal};
+use crate::support::http2::frames::{
+    END_STREAM, Frame, FramePeer, MAX_CONCURRENT_STREAMS, get, kind, literal,
+};
 use crate::support::http2::{Answer, End, Http2Agent, Http2Upstream};
 use crate::support::pki::Pki;
 use crate::support::policy::{TOOL, tool};
@@ -526,6 +528,40 @@ async fn an_expectation_is_the_upstreams_to_meet() {
     exchange.raw(b"HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await;
     exchange.close().await;
     assert_eq!(call.head().await.status, 417);
+}
+
+#[tokio::test]
+async fn no_interim_answer_follows_the_final_one() {
+    // The upstream answers without having asked for the body, which goes out a second later all the same: what
+    // asked the client for it came as a second head.
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start("defaults: { hedge: off }").await;
+    let mut raw = FramePeer::client(hedgerow.agent().await).await;
+    let mut block = literal(":method", "POST");
+    block.extend(&get(&upstream.address().to_string(), "/")[1..]);
+    block.extend(literal("expect", "100-continue"));
+    block.extend(literal("content-length", "4"));
+    raw.send(Frame::headers(1, block, false)).await;
+    raw.send(Frame::new(kind::DATA, END_STREAM, 1, b"body")).await;
+    let mut exchange = upstream.next().await;
+    exchange.start_chunks(200, &[]).await;
+    exchange.chunk("before ").await;
+    raw.next(kind::HEADERS).await;
+    assert_eq!(exchange.body().await, b"body");
+    exchange.chunk("after").await;
+    exchange.end().await;
+    let mut content = Vec::new();
+    loop {
+        let frame = soon(raw.try_next()).await.expect("the stream comes to its end");
+        assert_ne!((frame.kind, frame.stream), (kind::HEADERS, 1), "a head in the middle of the content");
+        if (frame.kind, frame.stream) == (kind::DATA, 1) {
+            content.extend_from_slice(&frame.payload);
+            if frame.ends_stream() {
+                break;
+            }
+        }
+    }
+    assert_eq!(content, b"before after");
 }
 
 #[tokio::test]
