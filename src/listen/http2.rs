@@ -15,7 +15,7 @@ use bytes::Bytes;
 use h2::ext::Protocol;
 use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode, request, response};
 use http_body::Body;
 use parking_lot::Mutex;
@@ -27,11 +27,13 @@ use super::forward;
 use super::socket::{ClientSocket, Http2Stream};
 use crate::call::{InterimSink, expects_continue};
 use crate::config::Limits;
+use crate::error::{Cause, Error};
 use crate::pipeline::Proxy;
-use crate::pipeline::answer::{Answer, AnswerBody};
+use crate::pipeline::answer::{self, Answer, AnswerBody};
 use crate::wire::hop_by_hop::{self, Forwarded};
 use crate::wire::incoming::{IncomingBody, StreamBody};
 use crate::wire::outflow::Outflow;
+use crate::wire::websocket::{SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, WebSocketKey};
 
 /// What one request body may have on its way to an upstream that does not read.
 const STREAM_WINDOW: u32 = 64 * 1024;
@@ -52,9 +54,6 @@ const REMEMBERED_RESETS: usize = 1024;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// For the last frames of a connection to go out.
 const LINGER: Duration = Duration::from_secs(2);
-
-static SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
-static SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec-websocket-accept");
 
 /// Serves one client connection to its end. Dropping the future cancels what is on it.
 pub async fn serve(client: ClientSocket, inbound: Inbound) {
@@ -132,7 +131,7 @@ impl Quiet {
 async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
     let (mut head, incoming) = request.into_parts();
     let (is_tunnel, is_head) = (head.method == Method::CONNECT, head.method == Method::HEAD);
-    normalise(&mut head);
+    let key = normalise(&mut head);
     let respond = Arc::new(Responder::new(respond));
     // Behind a CONNECT comes what the tunnel carries.
     let (body, tunnel) = match is_tunnel {
@@ -148,6 +147,13 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
                 answer.response.body_mut().withhold();
             }
             respond.deliver(&inbound.proxy, answer).await;
+        }
+        Some(Reply::Takeover(response, Takeover::Upgraded(upgraded)))
+            if key.is_some_and(|key| !key.is_accepted_by(response.headers())) =>
+        {
+            let error = Error::UpstreamInvalid(Cause::from("the 101 does not accept the WebSocket's key"));
+            let refused = answer::refuse(error, upgraded.held.ledger, None);
+            respond.deliver(&inbound.proxy, refused).await;
         }
         Some(Reply::Takeover(response, next)) => {
             if let Some(incoming) = tunnel {
@@ -168,8 +174,22 @@ fn content(incoming: RecvStream, headers: &HeaderMap, respond: &Arc<Responder>) 
     content.asked_for(move || respond.interim(StatusCode::CONTINUE, &HeaderMap::new()))
 }
 
-/// Brings a head into the form that the rest of the proxy knows from HTTP/1.
-fn normalise(head: &mut request::Parts) {
+/// Brings a head into the form that the rest of the proxy knows from HTTP/1. The key is what the answer of a
+/// WebSocket has to prove that it has read.
+fn normalise(head: &mut request::Parts) -> Option<WebSocketKey> {
+    let mut key = None;
+    // RFC 8441 section 4: what a GET with `Upgrade` is in HTTP/1.1.
+    if let Some(protocol) = head.extensions.remove::<Protocol>()
+        && let Ok(upgrade) = HeaderValue::from_str(protocol.as_str())
+    {
+        head.method = Method::GET;
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        head.headers.insert(header::UPGRADE, upgrade);
+        if protocol.as_str().eq_ignore_ascii_case("websocket") {
+            let own = key.insert(WebSocketKey::random());
+            head.headers.insert(SEC_WEBSOCKET_KEY.clone(), own.to_value());
+        }
+    }
     // RFC 9113 section 8.3.1: the authority is what `Host` says elsewhere.
     if let Some(authority) = head.uri.authority().filter(|_| head.method != Method::CONNECT)
         && let Ok(host) = HeaderValue::from_str(authority.as_str())
@@ -184,28 +204,7 @@ fn normalise(head: &mut request::Parts) {
             head.headers.insert(header::COOKIE, cookie);
         }
     }
-    // RFC 8441 section 4: what a GET with `Upgrade` is in HTTP/1.1.
-    if let Some(protocol) = head.extensions.remove::<Protocol>()
-        && let Ok(protocol) = HeaderValue::from_str(protocol.as_str())
-    {
-        head.method = Method::GET;
-        if let Some(host) = head.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
-            head.headers.insert(header::HOST, host);
-        }
-        head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        head.headers.insert(header::UPGRADE, protocol);
-        head.headers.insert(SEC_WEBSOCKET_KEY.clone(), websocket_key());
-    }
-}
-
-/// Sixteen random bytes in base64 (RFC 6455 section 4.1), which say no more than that this is a new
-/// handshake.
-fn websocket_key() -> HeaderValue {
-    let alphabet = |_| fastrand::alphanumeric();
-    // The last digit holds two bits.
-    let key: String =
-        (0..21).map(alphabet).chain(fastrand::choice(['A', 'Q', 'g', 'w'])).chain("==".chars()).collect();
-    HeaderValue::try_from(key).unwrap_or(HeaderValue::from_static("AAAAAAAAAAAAAAAAAAAAAA=="))
+    key
 }
 
 /// Where the answer of a stream goes, interim ones included.

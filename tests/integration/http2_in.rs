@@ -654,13 +654,7 @@ async fn a_websocket_on_a_stream_becomes_an_upgrade_and_frames_pass_both_ways() 
     assert!(exchange.header("connection").unwrap().eq_ignore_ascii_case("upgrade"));
     assert_eq!(exchange.header("sec-websocket-key").map(str::len), Some(24));
     assert_eq!(exchange.header("sec-websocket-protocol"), Some("chat"));
-    let accepted = [
-        ("Connection", "Upgrade"),
-        ("Upgrade", "websocket"),
-        ("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
-        ("Sec-WebSocket-Protocol", "chat"),
-    ];
-    exchange.head_only(101, &accepted).await;
+    exchange.accept_web_socket(&[("Sec-WebSocket-Protocol", "chat")]).await;
     let mut incoming = call.head().await;
     assert_eq!(incoming.status, 200);
     for absent in ["connection", "upgrade", "sec-websocket-accept"] {
@@ -695,6 +689,39 @@ async fn a_websocket_that_the_upstream_refuses_is_answered_with_its_refusal() {
     agent.until_websockets().await;
     let answer = agent.open(websocket(&upstream.url("/"), &[]), false).await.answer().await;
     assert_eq!((answer.status, answer.text(), answer.end), (403, "not you", End::Whole));
+}
+
+/// The client's library cannot look at it, since HTTP/2 has no place for it.
+#[tokio::test]
+async fn a_101_that_does_not_accept_the_key_of_a_websocket_is_an_upstreams_fault() {
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    agent.until_websockets().await;
+    let switch = [("Connection", "Upgrade"), ("Upgrade", "websocket")];
+    let wrong = [&switch[..], &[("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")]].concat();
+    for fields in [&switch[..], &wrong] {
+        let call = agent.open(websocket(&upstream.url("/"), &[]), false).await;
+        let mut exchange = upstream.next().await;
+        exchange.head_only(101, fields).await;
+        let answer = call.answer().await;
+        assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_invalid".into()));
+        assert!(exchange.tunnel().rest().await.is_ok_and(|bytes| bytes.is_empty()));
+    }
+    let refused = [TOOL, ("code", "502"), ("outcome", "error")];
+    hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &refused) == 2.0).await;
+
+    // What is no WebSocket has no key, and nothing to accept.
+    let mut other = websocket(&upstream.url("/"), &[]);
+    other.extensions_mut().insert(h2::ext::Protocol::from_static("connect-udp"));
+    let call = agent.open(other, false).await;
+    let mut exchange = upstream.next().await;
+    assert_eq!(
+        (exchange.header("upgrade"), exchange.header("sec-websocket-key")),
+        (Some("connect-udp"), None)
+    );
+    exchange.head_only(101, &[("Connection", "Upgrade"), ("Upgrade", "connect-udp")]).await;
+    assert_eq!(call.head().await.status, 200);
 }
 
 #[tokio::test]
@@ -968,7 +995,7 @@ async fn a_websocket_on_a_stream_inside_an_interception_reaches_its_upstream_in_
     let mut exchange = upstream.next().await;
     assert_eq!((exchange.head.target.as_str(), exchange.header("upgrade")), ("/ws", Some("websocket")));
     assert_eq!(exchange.header("host"), Some(authority.as_str()));
-    exchange.head_only(101, &[("Connection", "upgrade"), ("Upgrade", "websocket")]).await;
+    exchange.accept_web_socket(&[]).await;
     let mut incoming = call.head().await;
     assert_eq!(incoming.status, 200);
     let mut tunnel = exchange.tunnel();
