@@ -1,9 +1,11 @@
 //! One client connection that speaks HTTP/2: its streams are requests like any other, each a task of
 //! its own, bounded by what the connection lets a client open.
 //!
-//! A stream that its client resets is dropped with all that it was waiting for. A connection ends with a
-//! GOAWAY when nothing has been on it for the keep-alive time or the process drains; one on which no
-//! request ever comes gets the time of a head.
+//! A stream that its client resets is dropped with all that it was waiting for. A connection on which
+//! nothing has been for the keep-alive time ends with a GOAWAY; one on which no request ever comes gets
+//! the time of a head. When the process begins to drain every connection is told so by a GOAWAY at once,
+//! as the process may leave within a second: what is on it is served to its end, and what its client has
+//! yet to ask goes elsewhere.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -86,6 +88,7 @@ async fn run(client: ClientSocket, inbound: Inbound) {
     let mut streams = JoinSet::new();
     let mut quiet = Quiet { since: opened, has_served: false };
     let mut closing: Option<Instant> = None;
+    let mut draining = pin!(proxy.draining());
     loop {
         let look = Instant::now() + LOOK_EVERY;
         tokio::select! {
@@ -102,6 +105,7 @@ async fn run(client: ClientSocket, inbound: Inbound) {
                 None => return,
             },
             Some(_) = streams.join_next() => quiet.since = Instant::now(),
+            () = &mut draining, if closing.is_none() => {}
             () = sleep_until(look) => {}
         }
         if closing.is_none() && (proxy.is_draining() || (streams.is_empty() && quiet.is_over(&limits))) {

@@ -441,6 +441,26 @@ async fn a_drain_says_goaway_and_lets_the_streams_finish() {
 }
 
 #[tokio::test]
+async fn idle_connections_get_their_goaway_before_an_idle_process_leaves() {
+    // Looked at once a second, most of them found the process gone.
+    let upstream = Upstream::answering(|_| Reply::ok("")).await;
+    let policy = format!("drain: {{ quiet: 300ms, max: 20s }}\n{}", tool(upstream.address(), "hedge: off"));
+    let mut hedgerow = HedgerowProcess::start(&policy).await;
+    let mut peers = Vec::new();
+    for _ in 0..20 {
+        let mut raw = FramePeer::client(hedgerow.agent().await).await;
+        raw.send(Frame::headers(1, get(&upstream.address().to_string(), "/"), true)).await;
+        raw.next(kind::HEADERS).await;
+        peers.push(raw);
+    }
+    hedgerow.signal(Signal::TERM);
+    for goaway in join_all(peers.iter_mut().map(|peer| peer.next(kind::GOAWAY))).await {
+        assert_eq!(goaway.reason(), Reason::NO_ERROR);
+    }
+    assert_eq!(hedgerow.wait().await, 0);
+}
+
+#[tokio::test]
 async fn an_idle_connection_is_ended_with_goaway_after_the_keep_alive_time() {
     let upstream = Upstream::answering(|_| Reply::ok("served")).await;
     let hedgerow = HedgerowProcess::start("limits: { keep_alive: 1s, header_timeout: 10s }").await;
