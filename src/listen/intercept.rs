@@ -58,6 +58,8 @@ pub async fn listen_first(mut client: ClientSocket, inside: Inside, proxy: Arc<P
     match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
         Ok(Ok(heard @ (Sniff::Tls | Sniff::Http))) => serve(heard, client, inside, proxy).await,
         Ok(Err(_)) => {}
+        // It has left without a word, so there is nothing to dial for.
+        Ok(Ok(_)) if client.ahead().is_empty() => {}
         Ok(Ok(Sniff::Other | Sniff::Undecided)) | Err(_) => connect_late(client, inside, proxy).await,
     }
 }
