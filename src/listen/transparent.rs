@@ -9,10 +9,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method};
 use tokio::time::timeout;
 
 use super::connect::{self, Asked};
@@ -21,21 +19,15 @@ use super::sniff::Sniff;
 use super::socket::ClientSocket;
 use super::tunnel::Opened;
 use super::{accept, connection, hello, intercept, tunnel};
-use crate::call::RequestId;
 use crate::pipeline::Proxy;
-use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::Arrival;
 use crate::tls::hello::HelloReader;
 use crate::upstream::egress;
 use crate::wire::authority::Authority;
 
-/// Clients that speak first do so at once; after this, one is connected to where it meant to go, so
-/// that a server that speaks first is heard.
-const CLIENT_FIRST: Duration = Duration::from_millis(300);
-
 /// Serves a client at `from` that meant to connect `to`.
 pub async fn serve(mut client: ClientSocket, from: SocketAddr, to: SocketAddr, proxy: Arc<Proxy>) {
-    let heard = match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+    let heard = match timeout(tunnel::CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
         Ok(Ok(heard)) => Some(heard),
         Ok(Err(_)) => return,
         Err(_) => None,
@@ -103,9 +95,7 @@ async fn tls(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) {
         Ok(Ok(None) | Err(_)) => address,
         Err(_) => return,
     };
-    let arrival = Arrival::now();
-    let ledger = open_ledger(&proxy, arrival);
-    let asked = Asked { headers: &HeaderMap::new(), authority, pinned: Some(to.ip()), arrival };
+    let (asked, ledger) = Asked::tacitly(&proxy, authority, Some(to.ip()), Arrival::now());
     match connect::open(&proxy, proxy.snapshot(), asked, ledger).await {
         // What was heard is TLS; nothing is waited for again.
         Ok(Takeover::Intercept(inside)) => intercept::terminate(client, *inside, proxy).await,
@@ -119,13 +109,8 @@ async fn tls(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) {
 /// cannot or may not be had.
 async fn connect(proxy: &Arc<Proxy>, to: SocketAddr) -> Option<Opened> {
     let authority = Authority::from_ip(to.ip(), to.port());
-    let arrival = Arrival::now();
-    let asked = Asked { headers: &HeaderMap::new(), authority, pinned: Some(to.ip()), arrival };
-    connect::connect(proxy, &proxy.snapshot(), asked, open_ledger(proxy, arrival)).await.ok()
-}
-
-fn open_ledger(proxy: &Arc<Proxy>, arrival: Arrival) -> Ledger {
-    Ledger::open(proxy, arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT))
+    let (asked, ledger) = Asked::tacitly(proxy, authority, Some(to.ip()), Arrival::now());
+    connect::connect(proxy, &proxy.snapshot(), asked, ledger).await.ok()
 }
 
 /// Gives up a connection that its client had no use for.

@@ -27,6 +27,10 @@ use crate::upstream::http1::Idle;
 use crate::upstream::socket::Socket;
 use crate::wire::authority::Authority;
 
+/// Clients that speak first do so at once. One that has not spoken after this is connected to where it wants
+/// to go, so that a server that speaks first is heard within the second that a client may keep silent.
+pub const CLIENT_FIRST: Duration = Duration::from_millis(300);
+
 /// How long a client may take to say what it speaks.
 const SNIFF_WAIT: Duration = Duration::from_secs(1);
 
