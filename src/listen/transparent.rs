@@ -1,8 +1,9 @@
 //! Connections that a redirect rule sent here: the client knows of no proxy and meant another address.
 //!
-//! That address is what is dialled, whatever name the client gives: the name, from `Host` or the TLS
-//! handshake, only selects the policy. So a name that a client makes up reaches nothing that it could
-//! not have reached without us.
+//! The name that the client gives, in `Host` or in its TLS handshake, selects the policy, and nobody
+//! vouches for it. What is dialled is the address that it meant, so that a name which a client makes up
+//! reaches no other address than it would have without us. The exception is a policy with an `endpoint`:
+//! its requests go there, from whichever client they come.
 //!
 //! Who speaks first is not known beforehand. A client that is silent for a moment is connected, so that
 //! a server that greets is heard; one that then speaks after all is served as if it had at once.
