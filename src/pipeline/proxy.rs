@@ -85,7 +85,18 @@ impl Proxy {
         if let Err(error) = self.registry.dialer().set_dns(&config.dns) {
             tracing::error!(%error, cause = error.cause(), "the new name servers cannot be used; the old ones stay");
         }
+        if self.misses_interception(&config) {
+            tracing::error!(
+                "the policy intercepts, but the process has no CA since its start: until the next one \
+                 calls in TLS are tunnelled past their policies"
+            );
+        }
         self.registry.sweep(&config, Instant::now());
+    }
+
+    /// Whether this policy would have TLS end here, which the process cannot do.
+    pub fn misses_interception(&self, config: &Config) -> bool {
+        self.interceptor.is_none() && config.policies().any(|policy| policy.intercept)
     }
 
     /// The upstreams.

@@ -255,6 +255,20 @@ async fn calls_of_a_process_without_an_authority_still_pass_when_a_reload_wants_
     assert_eq!(agent.peer_certificate().unwrap(), leaf.der());
     assert_eq!(agent.get_at(&authority, "/").await.text(), "here");
     hedgerow.stderr.until(|line| line.contains("tls.ca_dir") && line.contains("next start only")).await;
+    hedgerow.stderr.until(|line| line.contains("tunnelled past their policies")).await;
+    let status = hedgerow.status().await;
+    assert_eq!(status["policy"]["needs_restart"], serde_json::json!(["tls.ca_dir", "intercept"]));
+}
+
+#[tokio::test]
+async fn a_reload_that_wants_to_intercept_is_told_when_the_folder_could_not_be_written() {
+    // That was a warning at the start, when nothing was to be intercepted yet.
+    let start = "tls: { ca_dir: /proc/self/ca }";
+    let mut hedgerow = HedgerowProcess::start(start).await;
+    assert_eq!(hedgerow.status().await["policy"]["needs_restart"], serde_json::json!([]));
+    reload(&mut hedgerow, &format!("{start}\ndefaults: {{ intercept: true }}")).await;
+    hedgerow.stderr.until(|line| line.contains("tunnelled past their policies")).await;
+    assert_eq!(hedgerow.status().await["policy"]["needs_restart"], serde_json::json!(["intercept"]));
 }
 
 #[tokio::test]
