@@ -202,7 +202,11 @@ fn policy_status(view: &View, config: &Config) -> Value {
         policy["last_reload"] = status.last.map(|last| last.word()).into();
         policy["last_reload_at"] = format_rfc3339_millis(status.at).into();
         policy["error"] = status.error.as_deref().into();
-        policy["needs_restart"] = status.needs_restart.into();
+        let mut needs_restart = status.needs_restart;
+        if view.proxy.misses_interception(config) {
+            needs_restart.push("intercept");
+        }
+        policy["needs_restart"] = needs_restart.into();
     }
     policy
 }

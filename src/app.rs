@@ -100,8 +100,6 @@ async fn serve(
     let metrics = reloads.metrics.clone();
     let config = policy.load_full();
 
-    // Before the ports open: an agent that finds the proxy finds the certificates as well.
-    let interceptor = interceptor(&config)?;
     let proxy_port = bind("proxy", config.listen.proxy).await?;
     let admin_port = bind("admin", config.listen.admin).await?;
     let (proxy_address, admin_address) = (address(&proxy_port)?, address(&admin_port)?);
@@ -116,6 +114,10 @@ async fn serve(
     let dialer = Dialer::new(&config.dns, ports.map(|address| address.port()).collect()).map_err(setup)?;
     let log = AccessLog::new(io::stdout(), metrics.access_log_dropped()).map_err(setup)?;
     let registry = Registry::new(dialer, metrics.clone());
+    // Once nothing else can fail, the ports least of all: the files may be those of a process that runs. And
+    // before anybody is answered, until when clients wait in the backlog: an agent that finds the proxy finds
+    // the certificates as well.
+    let interceptor = interceptor(&config)?;
     let proxy = Arc::new(Proxy::new(policy, registry, interceptor, metrics, log));
     // A version that came before this is in force already: the snapshot above has it.
     let _ = reloads.proxy.set(Arc::downgrade(&proxy));

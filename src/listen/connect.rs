@@ -5,7 +5,7 @@
 //! connecting but not the tunnel.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use http::{HeaderMap, Method};
 use tokio::time::{Instant, sleep_until};
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use super::connection::Takeover;
 use super::intercept::{self, Inside};
 use super::tunnel::Opened;
-use crate::call::Fate;
+use crate::call::{Fate, RequestId};
 use crate::config::Config;
 use crate::error::Error;
 use crate::pipeline::Proxy;
@@ -41,6 +41,22 @@ pub struct Asked<'a> {
     pub pinned: Option<IpAddr>,
     /// When it was asked for.
     pub arrival: Arrival,
+}
+
+impl Asked<'static> {
+    /// A tunnel that nobody has asked for in so many words, and its account: the client was redirected here,
+    /// or believes that it has one.
+    pub fn tacitly(
+        proxy: &Arc<Proxy>,
+        authority: Authority,
+        pinned: Option<IpAddr>,
+        arrival: Arrival,
+    ) -> (Self, Ledger) {
+        static NO_FIELDS: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
+        let id = RequestId::Ours(fastrand::u64(..));
+        let ledger = Ledger::open(proxy, arrival, id, Some(Method::CONNECT));
+        (Self { headers: &NO_FIELDS, authority, pinned, arrival }, ledger)
+    }
 }
 
 /// Answers a CONNECT: with a connection to its upstream; or at once, where the policy has the TLS inside

@@ -10,6 +10,7 @@ use http::Response;
 use tokio::time::{Instant, timeout_at};
 
 use super::intercept::{self, Inside};
+use super::sniff::PREFACE;
 use super::socket::ClientSocket;
 use super::{http1, http2, tunnel};
 use crate::pipeline::Proxy;
@@ -95,9 +96,6 @@ impl Takeover {
         }
     }
 }
-
-/// What an HTTP/2 client says first (RFC 9113 section 3.4), as far as no HTTP/1 client does.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
 
 /// Serves one client connection to its end, in the version of HTTP that its first bytes speak.
 pub async fn serve(mut client: ClientSocket, inbound: Inbound) {

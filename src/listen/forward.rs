@@ -45,7 +45,7 @@ pub async fn answer(
                 Err(refused) => Reply::Answer(refused),
             };
         }
-        Ok(Checked::Own(status)) => return Reply::Answer(own(&request, status, ledger)),
+        Ok(Checked::Own) => return Reply::Answer(own(&request, ledger)),
         Err(error) => return Reply::Answer(answer::refuse(error, ledger, None)),
     };
     let (mut head, body) = request.into_parts();
@@ -90,7 +90,7 @@ enum Checked {
     /// A CONNECT.
     Tunnel(Authority),
     /// The proxy itself is asked (RFC 9110 section 7.6.2).
-    Own(http::StatusCode),
+    Own,
 }
 
 fn check(inbound: &Inbound, config: &Config, request: &Request<IncomingBody>) -> Result<Checked, Error> {
@@ -113,7 +113,7 @@ fn check(inbound: &Inbound, config: &Config, request: &Request<IncomingBody>) ->
     let target = target::read(request.uri(), headers, request.version(), inbound.way.leads_to())
         .map_err(Error::InvalidRequest)?;
     if is_last_hop(request) {
-        return Ok(Checked::Own(http::StatusCode::OK));
+        return Ok(Checked::Own);
     }
     match &inbound.way {
         Way::Proxy => {
@@ -123,12 +123,25 @@ fn check(inbound: &Inbound, config: &Config, request: &Request<IncomingBody>) ->
             }
             Ok(Checked::Forward(target.authority.to_owned(), target.scheme))
         }
-        // The tunnel's name is what was checked and what is dialled, whatever `Host` says.
-        Way::Tunnel(authority) => Ok(Checked::Forward(authority.key().to_owned(), Scheme::Http)),
+        // The tunnel's name is what was checked and what is dialled, whatever `Host` says. Under an allow-list
+        // it must not say anything else: it would reach other hosts behind the same front, as in TLS.
+        Way::Tunnel(authority) => {
+            if !authority.is_named_by(target.authority, 80) {
+                let named = Authority::parse(target.authority, Some(80)).map_err(Error::InvalidRequest)?;
+                let is_bound = config.egress.deny_by_default && authority.ip().is_none();
+                if is_bound && named.host() != authority.host() {
+                    return Err(Error::Misdirected);
+                }
+            }
+            Ok(Checked::Forward(authority.key().to_owned(), Scheme::Http))
+        }
         // In TLS, other names would reach other hosts behind the same front (RFC 9110 section 7.4).
         Way::Intercepted { authority, .. } => match authority.is_named_by(target.authority, 443) {
             true => Ok(Checked::Forward(authority.key().to_owned(), Scheme::Https)),
-            false => Err(Error::Misdirected),
+            // What is no host at all is not another one.
+            false => Authority::parse(target.authority, Some(443))
+                .map_err(Error::InvalidRequest)
+                .and(Err(Error::Misdirected)),
         },
         // The name selects the policy; the address says where, port included.
         Way::Redirected(to) => {
@@ -159,11 +172,10 @@ fn is_last_hop(request: &Request<IncomingBody>) -> bool {
         && request.headers().get(header::MAX_FORWARDS).is_some_and(|left| left == "0")
 }
 
-fn own(request: &Request<IncomingBody>, status: http::StatusCode, mut ledger: Ledger) -> Answer {
-    ledger.answers(status, None, Instant::now());
-    ledger.complete();
+fn own(request: &Request<IncomingBody>, mut ledger: Ledger) -> Answer {
     let mut response = Response::new(AnswerBody::empty());
-    *response.status_mut() = status;
+    ledger.answers(response.status(), None, Instant::now());
+    ledger.complete();
     response.headers_mut().insert(header::VIA, crate::respond::headers::VIA);
     if request.method() == Method::OPTIONS {
         let methods = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, PATCH, OPTIONS, CONNECT");

@@ -1,9 +1,11 @@
 //! One client connection that speaks HTTP/2: its streams are requests like any other, each a task of
 //! its own, bounded by what the connection lets a client open.
 //!
-//! A stream that its client resets is dropped with all that it was waiting for. A connection ends with a
-//! GOAWAY when nothing has been on it for the keep-alive time or the process drains; one on which no
-//! request ever comes gets the time of a head.
+//! A stream that its client resets is dropped with all that it was waiting for. A connection on which
+//! nothing has been for the keep-alive time ends with a GOAWAY; one on which no request ever comes gets
+//! the time of a head. When the process begins to drain every connection is told so by a GOAWAY at once,
+//! as the process may leave within a second: what is on it is served to its end, and what its client has
+//! yet to ask goes elsewhere.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -14,8 +16,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::ext::Protocol;
 use h2::server::{Builder, SendResponse};
-use h2::{Reason, RecvStream};
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode, request, response};
 use http_body::Body;
 use parking_lot::Mutex;
@@ -27,11 +29,13 @@ use super::forward;
 use super::socket::{ClientSocket, Http2Stream};
 use crate::call::{InterimSink, expects_continue};
 use crate::config::Limits;
+use crate::error::{Cause, Error};
 use crate::pipeline::Proxy;
-use crate::pipeline::answer::{Answer, AnswerBody};
+use crate::pipeline::answer::{self, Answer, AnswerBody};
 use crate::wire::hop_by_hop::{self, Forwarded};
 use crate::wire::incoming::{IncomingBody, StreamBody};
 use crate::wire::outflow::Outflow;
+use crate::wire::websocket::{SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, WebSocketKey};
 
 /// What one request body may have on its way to an upstream that does not read.
 const STREAM_WINDOW: u32 = 64 * 1024;
@@ -52,9 +56,6 @@ const REMEMBERED_RESETS: usize = 1024;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// For the last frames of a connection to go out.
 const LINGER: Duration = Duration::from_secs(2);
-
-static SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
-static SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec-websocket-accept");
 
 /// Serves one client connection to its end. Dropping the future cancels what is on it.
 pub async fn serve(client: ClientSocket, inbound: Inbound) {
@@ -87,6 +88,7 @@ async fn run(client: ClientSocket, inbound: Inbound) {
     let mut streams = JoinSet::new();
     let mut quiet = Quiet { since: opened, has_served: false };
     let mut closing: Option<Instant> = None;
+    let mut draining = pin!(proxy.draining());
     loop {
         let look = Instant::now() + LOOK_EVERY;
         tokio::select! {
@@ -103,6 +105,7 @@ async fn run(client: ClientSocket, inbound: Inbound) {
                 None => return,
             },
             Some(_) = streams.join_next() => quiet.since = Instant::now(),
+            () = &mut draining, if closing.is_none() => {}
             () = sleep_until(look) => {}
         }
         if closing.is_none() && (proxy.is_draining() || (streams.is_empty() && quiet.is_over(&limits))) {
@@ -131,9 +134,9 @@ impl Quiet {
 /// One request, from its head to the end of its answer.
 async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
     let (mut head, incoming) = request.into_parts();
-    let is_tunnel = head.method == Method::CONNECT;
-    normalise(&mut head);
-    let respond = Arc::new(Responder(Mutex::new(respond)));
+    let (is_tunnel, is_head) = (head.method == Method::CONNECT, head.method == Method::HEAD);
+    let key = normalise(&mut head);
+    let respond = Arc::new(Responder::new(respond));
     // Behind a CONNECT comes what the tunnel carries.
     let (body, tunnel) = match is_tunnel {
         true => (IncomingBody::Empty, Some(incoming)),
@@ -142,7 +145,20 @@ async fn stream(inbound: Arc<Inbound>, request: Request<RecvStream>, respond: Se
     let interim: Arc<dyn InterimSink> = respond.clone();
     let answered = forward::answer(&inbound, Request::from_parts(head, body), Some(interim), false);
     match respond.unless_reset(&inbound.proxy, answered).await {
-        Some(Reply::Answer(answer)) => respond.deliver(&inbound.proxy, answer).await,
+        Some(Reply::Answer(mut answer)) => {
+            // One of our own is made as if for a GET (RFC 9110 section 9.3.2).
+            if is_head {
+                answer.response.body_mut().withhold();
+            }
+            respond.deliver(&inbound.proxy, answer).await;
+        }
+        Some(Reply::Takeover(response, Takeover::Upgraded(upgraded)))
+            if key.is_some_and(|key| !key.is_accepted_by(response.headers())) =>
+        {
+            let error = Error::UpstreamInvalid(Cause::from("the 101 does not accept the WebSocket's key"));
+            let refused = answer::refuse(error, upgraded.held.ledger, None);
+            respond.deliver(&inbound.proxy, refused).await;
+        }
         Some(Reply::Takeover(response, next)) => {
             if let Some(incoming) = tunnel {
                 respond.become_tunnel(&inbound.proxy, response, next, incoming).await;
@@ -162,8 +178,22 @@ fn content(incoming: RecvStream, headers: &HeaderMap, respond: &Arc<Responder>) 
     content.asked_for(move || respond.interim(StatusCode::CONTINUE, &HeaderMap::new()))
 }
 
-/// Brings a head into the form that the rest of the proxy knows from HTTP/1.
-fn normalise(head: &mut request::Parts) {
+/// Brings a head into the form that the rest of the proxy knows from HTTP/1. The key is what the answer of a
+/// WebSocket has to prove that it has read.
+fn normalise(head: &mut request::Parts) -> Option<WebSocketKey> {
+    let mut key = None;
+    // RFC 8441 section 4: what a GET with `Upgrade` is in HTTP/1.1.
+    if let Some(protocol) = head.extensions.remove::<Protocol>()
+        && let Ok(upgrade) = HeaderValue::from_str(protocol.as_str())
+    {
+        head.method = Method::GET;
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        head.headers.insert(header::UPGRADE, upgrade);
+        if protocol.as_str().eq_ignore_ascii_case("websocket") {
+            let own = key.insert(WebSocketKey::random());
+            head.headers.insert(SEC_WEBSOCKET_KEY.clone(), own.to_value());
+        }
+    }
     // RFC 9113 section 8.3.1: the authority is what `Host` says elsewhere.
     if let Some(authority) = head.uri.authority().filter(|_| head.method != Method::CONNECT)
         && let Ok(host) = HeaderValue::from_str(authority.as_str())
@@ -178,32 +208,17 @@ fn normalise(head: &mut request::Parts) {
             head.headers.insert(header::COOKIE, cookie);
         }
     }
-    // RFC 8441 section 4: what a GET with `Upgrade` is in HTTP/1.1.
-    if let Some(protocol) = head.extensions.remove::<Protocol>()
-        && let Ok(protocol) = HeaderValue::from_str(protocol.as_str())
-    {
-        head.method = Method::GET;
-        if let Some(host) = head.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
-            head.headers.insert(header::HOST, host);
-        }
-        head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        head.headers.insert(header::UPGRADE, protocol);
-        head.headers.insert(SEC_WEBSOCKET_KEY.clone(), websocket_key());
-    }
-}
-
-/// Sixteen random bytes in base64 (RFC 6455 section 4.1), which say no more than that this is a new
-/// handshake.
-fn websocket_key() -> HeaderValue {
-    let alphabet = |_| fastrand::alphanumeric();
-    // The last digit holds two bits.
-    let key: String =
-        (0..21).map(alphabet).chain(fastrand::choice(['A', 'Q', 'g', 'w'])).chain("==".chars()).collect();
-    HeaderValue::try_from(key).unwrap_or(HeaderValue::from_static("AAAAAAAAAAAAAAAAAAAAAA=="))
+    key
 }
 
 /// Where the answer of a stream goes, interim ones included.
-struct Responder(Mutex<SendResponse<Bytes>>);
+struct Responder(Mutex<Answering>);
+
+struct Answering {
+    respond: SendResponse<Bytes>,
+    /// The final head has gone out. The library would still send interim ones, which mean nothing then.
+    is_answered: bool,
+}
 
 impl InterimSink for Responder {
     fn interim(&self, status: StatusCode, headers: &HeaderMap) {
@@ -212,12 +227,26 @@ impl InterimSink for Responder {
         for (name, value) in Forwarded::of(headers).iter() {
             early.headers_mut().append(name, value.clone());
         }
-        // A client that has gone shows at the next turn.
-        let _ = self.0.lock().send_informational(early);
+        let mut answering = self.0.lock();
+        if !answering.is_answered {
+            // A client that has gone shows at the next turn.
+            let _ = answering.respond.send_informational(early);
+        }
     }
 }
 
 impl Responder {
+    fn new(respond: SendResponse<Bytes>) -> Self {
+        Self(Mutex::new(Answering { respond, is_answered: false }))
+    }
+
+    /// Sends the final head.
+    fn answer(&self, head: Response<()>, is_bodiless: bool) -> Result<SendStream<Bytes>, h2::Error> {
+        let mut answering = self.0.lock();
+        answering.is_answered = true;
+        answering.respond.send_response(head, is_bodiless)
+    }
+
     /// Works until the client resets the stream: `None` then.
     async fn unless_reset<T>(&self, proxy: &Proxy, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
@@ -225,7 +254,7 @@ impl Responder {
         poll_fn(|cx| {
             // What runs here looks for itself whether calls are being ended; it must be woken for that.
             let _ = ending.as_mut().poll(cx);
-            if self.0.lock().poll_reset(cx).is_ready() {
+            if self.0.lock().respond.poll_reset(cx).is_ready() {
                 return Poll::Ready(None);
             }
             work.as_mut().poll(cx).map(Some)
@@ -238,7 +267,7 @@ impl Responder {
         let Answer { response, end, stall, .. } = answer;
         let (parts, body) = response.into_parts();
         let is_bodiless = body.is_end_stream();
-        let Ok(stream) = self.0.lock().send_response(head(parts), is_bodiless) else { return };
+        let Ok(stream) = self.answer(head(parts), is_bodiless) else { return };
         if is_bodiless {
             return;
         }
@@ -270,8 +299,7 @@ impl Responder {
         // What is a 101 in HTTP/1.1 is a success here (RFC 8441 section 5).
         parts.status = StatusCode::OK;
         parts.headers.remove(&SEC_WEBSOCKET_ACCEPT);
-        let sent = self.0.lock().send_response(head(parts), false);
-        if let Ok(outgoing) = sent {
+        if let Ok(outgoing) = self.answer(head(parts), false) {
             next.run(Http2Stream::new(incoming, outgoing).into(), proxy.clone()).await;
         }
     }

@@ -7,9 +7,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::{HeaderMap, Method};
 use rustls::server::Acceptor;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
@@ -19,18 +17,13 @@ use super::connection::{Inbound, Takeover, Way};
 use super::sniff::Sniff;
 use super::socket::ClientSocket;
 use super::{connection, hello, http2, tunnel};
-use crate::call::RequestId;
 use crate::config::Config;
 use crate::pipeline::Proxy;
-use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::Arrival;
+use crate::tls::hello::{HelloReader, named};
 use crate::tls::interceptor::is_declined;
 use crate::upstream::registry::Lane;
 use crate::wire::authority::Authority;
-
-/// Clients that speak first do so at once. After this the upstream is dialled as for any tunnel, so
-/// that one that speaks first is heard within the second that a client may keep silent.
-const CLIENT_FIRST: Duration = Duration::from_millis(300);
 
 /// A tunnel whose inside is to be read.
 pub struct Inside {
@@ -54,9 +47,11 @@ pub fn applies(proxy: &Proxy, lane: &Lane) -> bool {
 
 /// Runs a tunnel whose client has been told that it has one.
 pub async fn listen_first(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
-    match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+    match timeout(tunnel::CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
         Ok(Ok(heard @ (Sniff::Tls | Sniff::Http))) => serve(heard, client, inside, proxy).await,
         Ok(Err(_)) => {}
+        // It has left without a word, so there is nothing to dial for.
+        Ok(Ok(_)) if client.ahead().is_empty() => {}
         Ok(Ok(Sniff::Other | Sniff::Undecided)) | Err(_) => connect_late(client, inside, proxy).await,
     }
 }
@@ -71,20 +66,12 @@ async fn serve(heard: Sniff, client: ClientSocket, inside: Inside, proxy: Arc<Pr
 
 /// Opens the tunnel that the client believes it has.
 async fn connect_late(mut client: ClientSocket, inside: Inside, proxy: Arc<Proxy>) {
-    let ledger =
-        Ledger::open(&proxy, inside.arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT));
-    let Inside { authority, pinned, arrival, .. } = &inside;
-    let asked = Asked {
-        headers: &HeaderMap::new(),
-        authority: authority.clone(),
-        pinned: *pinned,
-        arrival: *arrival,
-    };
+    let (asked, ledger) = Asked::tacitly(&proxy, inside.authority.clone(), inside.pinned, inside.arrival);
     if let Ok(opened) = connect::connect(&proxy, &inside.config, asked, ledger).await {
         return Takeover::Tunnel(Box::new(opened)).run(client, proxy).await;
     }
     // To a client that was only slow to speak, its requests can be told why.
-    match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+    match timeout(tunnel::CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
         Ok(Ok(heard @ (Sniff::Tls | Sniff::Http))) if applies(&proxy, &inside.lane) => {
             Box::pin(serve(heard, client, inside, proxy)).await;
         }
@@ -108,7 +95,7 @@ pub async fn terminate(mut client: ClientSocket, inside: Inside, proxy: Arc<Prox
         Ok(Err(error)) => return tracing::debug!(authority = %inside.authority, %error, "no TLS handshake"),
         Err(_) => return,
     };
-    let named = started.client_hello().server_name().map(str::to_ascii_lowercase);
+    let named = named(&started.client_hello());
     let host = named.as_deref().unwrap_or(inside.authority.host());
     let config = match interceptor.config_for(host) {
         Ok(config) => config,
@@ -151,7 +138,9 @@ impl Inside {
     async fn named(self, client: &mut ClientSocket, proxy: &Proxy) -> Self {
         let Some(ip) = self.authority.ip() else { return self };
         // What is no hello is told so by the handshake.
-        let Ok(Some(name)) = hello::server_name(client).await else { return self };
+        let Ok(Some(name)) = hello::server_name(client, &mut HelloReader::default()).await else {
+            return self;
+        };
         let named = Authority::parse(&name, Some(self.authority.port())).ok();
         let Some(authority) = named.filter(|named| named.ip().is_none()) else { return self };
         match connect::lane(proxy.registry(), &self.config, &authority, self.arrival.now) {

@@ -10,7 +10,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::time::{Instant, sleep_until};
 
@@ -28,41 +28,63 @@ pub struct Limits {
     pub half_closed: Duration,
 }
 
-/// Copies until both directions have ended, one has failed, or nothing has moved for too long. The end
-/// of one direction is passed on while the other goes on. Returns the bytes that `b` has sent to `a`.
-///
-/// # Errors
-/// Those of either end; [`io::ErrorKind::TimedOut`] when nothing has moved.
-pub async fn relay<A, B>(a: &mut A, b: &mut B, limits: Limits) -> io::Result<u64>
-where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
-{
-    let (mut up, mut down) = (Direction::new(), Direction::new());
-    let mut timer = pin!(sleep_until(Instant::now() + limits.idle));
-    poll_fn(|cx| {
-        let up_ended = up.poll(cx, a, b)?;
-        let down_ended = down.poll(cx, b, a)?;
-        if up_ended.is_ready() && down_ended.is_ready() {
-            return Poll::Ready(Ok(down.bytes));
-        }
-        let is_half_closed = up_ended.is_ready() || down_ended.is_ready();
-        let limit = if is_half_closed { limits.half_closed } else { limits.idle };
-        let due = up.moved.max(down.moved) + limit;
-        // The timer is not moved with every byte: it looks when it strikes. A limit that has become
-        // shorter does move it.
-        if due < timer.deadline() {
-            timer.as_mut().reset(due);
-        }
-        while timer.as_mut().poll(cx).is_ready() {
-            if Instant::now() >= due {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+/// A relay between `a` and `b`, and what has passed it.
+pub struct Relay {
+    up: Direction,
+    down: Direction,
+}
+
+impl Relay {
+    /// A relay that begins with what was read from `b` `early`.
+    pub fn new(early: Bytes) -> Self {
+        let mut down = Direction::new();
+        down.buffer = early.into();
+        Self { up: Direction::new(), down }
+    }
+
+    /// Bytes that have gone from `b` to `a`.
+    pub fn bytes_down(&self) -> u64 {
+        self.down.bytes
+    }
+
+    /// Copies until both directions have ended, one has failed, or nothing has moved for too long. The end
+    /// of one direction is passed on while the other goes on.
+    ///
+    /// # Errors
+    /// Those of either end; [`io::ErrorKind::TimedOut`] when nothing has moved.
+    pub async fn run<A, B>(&mut self, a: &mut A, b: &mut B, limits: Limits) -> io::Result<()>
+    where
+        A: AsyncRead + AsyncWrite + Unpin,
+        B: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Self { up, down } = self;
+        let mut timer = pin!(sleep_until(Instant::now() + limits.idle));
+        poll_fn(|cx| {
+            // `b` is read before it is written: a write to an upstream that fails waits, unwoken, until the
+            // reader has seen the end (see `Socket`). The other way round nobody would ask it again.
+            let down_ended = down.poll(cx, b, a)?;
+            let up_ended = up.poll(cx, a, b)?;
+            if up_ended.is_ready() && down_ended.is_ready() {
+                return Poll::Ready(Ok(()));
             }
-            timer.as_mut().reset(due);
-        }
-        Poll::Pending
-    })
-    .await
+            let is_half_closed = up_ended.is_ready() || down_ended.is_ready();
+            let limit = if is_half_closed { limits.half_closed } else { limits.idle };
+            let due = up.moved.max(down.moved) + limit;
+            // The timer is not moved with every byte: it looks when it strikes. A limit that has become
+            // shorter does move it.
+            if due < timer.deadline() {
+                timer.as_mut().reset(due);
+            }
+            while timer.as_mut().poll(cx).is_ready() {
+                if Instant::now() >= due {
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+                timer.as_mut().reset(due);
+            }
+            Poll::Pending
+        })
+        .await
+    }
 }
 
 /// One way.
@@ -166,11 +188,21 @@ mod tests {
 
     const LIMITS: Limits = Limits { idle: Duration::from_secs(60), half_closed: Duration::from_secs(5) };
 
-    /// Both outer ends of a relay, and what comes of it.
-    fn relayed() -> (DuplexStream, DuplexStream, tokio::task::JoinHandle<io::Result<u64>>) {
+    /// Both outer ends of a relay, and what comes of it beside the bytes that went down.
+    fn relayed() -> (DuplexStream, DuplexStream, tokio::task::JoinHandle<(io::Result<()>, u64)>) {
+        relayed_after(b"")
+    }
+
+    fn relayed_after(
+        early: &'static [u8],
+    ) -> (DuplexStream, DuplexStream, tokio::task::JoinHandle<(io::Result<()>, u64)>) {
         let (client, mut a) = duplex(1024);
         let (server, mut b) = duplex(1024);
-        (client, server, tokio::spawn(async move { relay(&mut a, &mut b, LIMITS).await }))
+        let end = tokio::spawn(async move {
+            let mut relay = Relay::new(Bytes::from_static(early));
+            (relay.run(&mut a, &mut b, LIMITS).await, relay.bytes_down())
+        });
+        (client, server, end)
     }
 
     #[tokio::test]
@@ -191,7 +223,7 @@ mod tests {
         let (_, _, read) = tokio::join!(send, echo, from_server.read_to_end(&mut got));
         read.unwrap();
         assert!(got == sent);
-        assert_eq!(end.await.unwrap().unwrap(), 1_000_000);
+        assert!(matches!(end.await.unwrap(), (Ok(()), 1_000_000)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -204,7 +236,7 @@ mod tests {
         client.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"still here");
         server.shutdown().await.unwrap();
-        assert_eq!(end.await.unwrap().unwrap(), 10);
+        assert!(matches!(end.await.unwrap(), (Ok(()), 10)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -215,7 +247,7 @@ mod tests {
         client.write_all(b"x").await.unwrap();
         tokio::time::sleep(Duration::from_secs(50)).await;
         client.shutdown().await.unwrap();
-        assert_eq!(end.await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(end.await.unwrap().0.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(started.elapsed().as_secs(), 105);
     }
 
@@ -223,7 +255,24 @@ mod tests {
     async fn an_open_relay_that_does_not_move_is_given_up() {
         let started = Instant::now();
         let (_client, _server, end) = relayed();
-        assert_eq!(end.await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(end.await.unwrap().0.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(started.elapsed().as_secs(), 60);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_early_goes_first_and_a_client_that_does_not_take_it_is_given_up() {
+        let (mut client, mut server, end) = relayed_after(b"first, ");
+        server.write_all(b"second").await.unwrap();
+        let mut got = [0; 13];
+        client.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"first, second");
+        drop((client, server));
+        assert_eq!(end.await.unwrap().1, 13);
+
+        let started = Instant::now();
+        let (_client, _server, end) = relayed_after(&[b'x'; 1025]);
+        let (outcome, bytes_down) = end.await.unwrap();
+        assert_eq!((outcome.unwrap_err().kind(), bytes_down), (io::ErrorKind::TimedOut, 1024));
         assert_eq!(started.elapsed().as_secs(), 60);
     }
 

@@ -16,18 +16,12 @@ pub enum Sniff {
     Undecided,
 }
 
-/// Methods, and the preface of HTTP/2 (RFC 9113 section 3.4).
-const BEGINNINGS: [&[u8]; 9] = [
-    b"GET ",
-    b"HEAD ",
-    b"POST ",
-    b"PUT ",
-    b"DELETE ",
-    b"OPTIONS ",
-    b"PATCH ",
-    b"TRACE ",
-    b"PRI * HTTP/2.0\r\n",
-];
+/// What an HTTP/2 client says first (RFC 9113 section 3.4), as far as no HTTP/1 client does.
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
+
+/// Methods, and what stands in their place in HTTP/2.
+const BEGINNINGS: [&[u8]; 9] =
+    [b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", PREFACE];
 /// A TLS record that holds a handshake, of any version since 3.0 (RFC 8446 section 5.1).
 const HANDSHAKE_RECORD: [u8; 2] = [0x16, 0x03];
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use h2::{Reason, RecvStream, SendStream};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -16,7 +16,7 @@ use tokio_rustls::server::TlsStream;
 /// A client's socket, with bytes that were read ahead of it.
 pub struct ClientSocket {
     stream: Stream,
-    ahead: Bytes,
+    ahead: BytesMut,
 }
 
 enum Stream {
@@ -25,27 +25,40 @@ enum Stream {
     Http2(Box<Http2Stream>),
 }
 
+impl Stream {
+    /// Cancel-safe.
+    async fn read(&mut self, into: &mut BytesMut) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read_buf(into).await,
+            Self::Tls(stream) => stream.read_buf(into).await,
+            Self::Http2(stream) => stream.read_buf(into).await,
+        }
+    }
+}
+
 impl From<TcpStream> for ClientSocket {
     fn from(stream: TcpStream) -> Self {
-        Self { stream: Stream::Tcp(stream), ahead: Bytes::new() }
+        Self { stream: Stream::Tcp(stream), ahead: BytesMut::new() }
     }
 }
 
 impl From<TlsStream<Self>> for ClientSocket {
     fn from(stream: TlsStream<Self>) -> Self {
-        Self { stream: Stream::Tls(Box::new(stream)), ahead: Bytes::new() }
+        Self { stream: Stream::Tls(Box::new(stream)), ahead: BytesMut::new() }
     }
 }
 
 impl From<Http2Stream> for ClientSocket {
     fn from(stream: Http2Stream) -> Self {
-        Self { stream: Stream::Http2(Box::new(stream)), ahead: Bytes::new() }
+        Self { stream: Stream::Http2(Box::new(stream)), ahead: BytesMut::new() }
     }
 }
 
 impl ClientSocket {
-    /// What a look ahead reads at once. Small, since an idle connection keeps it.
+    /// What a look ahead reads at first. Small, since an idle connection keeps it.
     const LOOK: usize = 1024;
+    /// What one reads at least that goes on.
+    const LOOK_ON: usize = 8 * 1024;
 
     /// Puts back what was read too early. Bytes of no length are dropped, as they can hold the whole
     /// buffer that they were read into.
@@ -53,8 +66,8 @@ impl ClientSocket {
         if bytes.is_empty() {
             return;
         }
-        self.ahead =
-            if self.ahead.is_empty() { bytes } else { [&bytes[..], &self.ahead[..]].concat().into() };
+        let later = std::mem::replace(&mut self.ahead, bytes.into());
+        self.ahead.extend_from_slice(&later);
     }
 
     /// Resolves when there is something to read, the end included. TCP is peeked, since the runtime
@@ -82,20 +95,19 @@ impl ClientSocket {
 
     /// Reads more ahead: all that was read and not taken, or `None` at the end. Cancel-safe.
     pub async fn hear(&mut self) -> io::Result<Option<&[u8]>> {
-        let mut heard = BytesMut::with_capacity(Self::LOOK);
-        let read = match &mut self.stream {
-            Stream::Tcp(stream) => stream.read_buf(&mut heard).await?,
-            Stream::Tls(stream) => stream.read_buf(&mut heard).await?,
-            Stream::Http2(stream) => stream.read_buf(&mut heard).await?,
+        let read = if self.ahead.is_empty() {
+            // Room of its own, which goes with a look that is given up.
+            let mut heard = BytesMut::with_capacity(Self::LOOK);
+            let read = self.stream.read(&mut heard).await?;
+            self.ahead = heard;
+            read
+        } else {
+            self.ahead.reserve(Self::LOOK_ON);
+            self.stream.read(&mut self.ahead).await?
         };
         if read == 0 {
             return Ok(None);
         }
-        self.ahead = if self.ahead.is_empty() {
-            heard.freeze()
-        } else {
-            [&self.ahead[..], &heard[..]].concat().into()
-        };
         Ok(Some(&self.ahead))
     }
 
@@ -129,7 +141,11 @@ impl AsyncRead for ClientSocket {
             };
         }
         let taken = self.ahead.len().min(buf.remaining());
-        buf.put_slice(&self.ahead.split_to(taken));
+        buf.put_slice(&self.ahead[..taken]);
+        self.ahead.advance(taken);
+        if self.ahead.is_empty() {
+            self.ahead = BytesMut::new();
+        }
         Poll::Ready(Ok(()))
     }
 }

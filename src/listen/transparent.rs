@@ -1,18 +1,17 @@
 //! Connections that a redirect rule sent here: the client knows of no proxy and meant another address.
 //!
-//! That address is what is dialled, whatever name the client gives: the name, from `Host` or the TLS
-//! handshake, only selects the policy. So a name that a client makes up reaches nothing that it could
-//! not have reached without us.
+//! The name that the client gives, in `Host` or in its TLS handshake, selects the policy, and nobody
+//! vouches for it. What is dialled is the address that it meant, so that a name which a client makes up
+//! reaches no other address than it would have without us. The exception is a policy with an `endpoint`:
+//! its requests go there, from whichever client they come.
 //!
 //! Who speaks first is not known beforehand. A client that is silent for a moment is connected, so that
 //! a server that greets is heard; one that then speaks after all is served as if it had at once.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method};
 use tokio::time::timeout;
 
 use super::connect::{self, Asked};
@@ -21,20 +20,15 @@ use super::sniff::Sniff;
 use super::socket::ClientSocket;
 use super::tunnel::Opened;
 use super::{accept, connection, hello, intercept, tunnel};
-use crate::call::RequestId;
 use crate::pipeline::Proxy;
-use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::Arrival;
+use crate::tls::hello::HelloReader;
 use crate::upstream::egress;
 use crate::wire::authority::Authority;
 
-/// Clients that speak first do so at once; after this, one is connected to where it meant to go, so
-/// that a server that speaks first is heard.
-const CLIENT_FIRST: Duration = Duration::from_millis(300);
-
 /// Serves a client at `from` that meant to connect `to`.
 pub async fn serve(mut client: ClientSocket, from: SocketAddr, to: SocketAddr, proxy: Arc<Proxy>) {
-    let heard = match timeout(CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
+    let heard = match timeout(tunnel::CLIENT_FIRST, tunnel::client_speaks(&mut client)).await {
         Ok(Ok(heard)) => Some(heard),
         Ok(Err(_)) => return,
         Err(_) => None,
@@ -96,15 +90,13 @@ async fn still_silent(
 async fn tls(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) {
     let address = Authority::from_ip(to.ip(), to.port());
     let limit = proxy.snapshot().limits.header_timeout;
-    let authority = match timeout(limit, hello::server_name(&mut client)).await {
+    let authority = match timeout(limit, hello::server_name(&mut client, &mut HelloReader::default())).await {
         Ok(Ok(Some(name))) => Authority::parse(&name, Some(to.port())).unwrap_or(address),
         // What is no hello after all is the upstream's to judge.
         Ok(Ok(None) | Err(_)) => address,
         Err(_) => return,
     };
-    let arrival = Arrival::now();
-    let ledger = open_ledger(&proxy, arrival);
-    let asked = Asked { headers: &HeaderMap::new(), authority, pinned: Some(to.ip()), arrival };
+    let (asked, ledger) = Asked::tacitly(&proxy, authority, Some(to.ip()), Arrival::now());
     match connect::open(&proxy, proxy.snapshot(), asked, ledger).await {
         // What was heard is TLS; nothing is waited for again.
         Ok(Takeover::Intercept(inside)) => intercept::terminate(client, *inside, proxy).await,
@@ -118,13 +110,8 @@ async fn tls(mut client: ClientSocket, to: SocketAddr, proxy: Arc<Proxy>) {
 /// cannot or may not be had.
 async fn connect(proxy: &Arc<Proxy>, to: SocketAddr) -> Option<Opened> {
     let authority = Authority::from_ip(to.ip(), to.port());
-    let arrival = Arrival::now();
-    let asked = Asked { headers: &HeaderMap::new(), authority, pinned: Some(to.ip()), arrival };
-    connect::connect(proxy, &proxy.snapshot(), asked, open_ledger(proxy, arrival)).await.ok()
-}
-
-fn open_ledger(proxy: &Arc<Proxy>, arrival: Arrival) -> Ledger {
-    Ledger::open(proxy, arrival, RequestId::Ours(fastrand::u64(..)), Some(Method::CONNECT))
+    let (asked, ledger) = Asked::tacitly(proxy, authority, Some(to.ip()), Arrival::now());
+    connect::connect(proxy, &proxy.snapshot(), asked, ledger).await.ok()
 }
 
 /// Gives up a connection that its client had no use for.

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep};
 
 use super::connection::{self, Inbound, Way};
-use super::hello;
 use super::intercept::{self, Inside};
-use super::relay::{Limits, relay};
+use super::relay::{Limits, Relay};
 use super::sniff::{FRAME_HEAD, Sniff, is_settings, sniff};
 use super::socket::ClientSocket;
+use super::vetted::Vetted;
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Held, Upgraded};
 use crate::policy::deadline::Arrival;
@@ -26,6 +26,10 @@ use crate::upstream::connection::Origin;
 use crate::upstream::http1::Idle;
 use crate::upstream::socket::Socket;
 use crate::wire::authority::Authority;
+
+/// Clients that speak first do so at once. One that has not spoken after this is connected to where it wants
+/// to go, so that a server that speaks first is heard within the second that a client may keep silent.
+pub const CLIENT_FIRST: Duration = Duration::from_millis(300);
 
 /// How long a client may take to say what it speaks.
 const SNIFF_WAIT: Duration = Duration::from_secs(1);
@@ -52,8 +56,11 @@ pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>)
             let lane = held.lane.clone();
             drop(held.permit);
             held.ledger.void();
-            let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
-            lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
+            // Where the policy has an endpoint they go there, and this host must see none of them.
+            if !lane.has_endpoint() {
+                let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
+                lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
+            }
             connection::serve(client, Inbound { proxy, way: Way::Tunnel(authority) }).await;
         }
         Sniff::Tls if intercept::applies(&proxy, &held.lane) => {
@@ -66,23 +73,11 @@ pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>)
             let inside = Inside { authority, pinned, lane, config, arrival: Arrival::now() };
             intercept::terminate(client, inside, proxy).await;
         }
-        Sniff::Tls if !may_pass(&mut client, &authority, &held).await => {
-            tracing::warn!(%authority, "a tunnel's TLS names another host under an allow-list; closed");
+        _ if held.lane.config().egress.deny_by_default && authority.ip().is_none() => {
+            let patience = held.lane.config().limits.header_timeout;
+            copy(Vetted::new(client, authority, patience), socket, Bytes::new(), held).await;
         }
         _ => copy(client, socket, Bytes::new(), held).await,
-    }
-}
-
-/// Under an allow-list, a tunnel to an allowed name must not become one to another host behind the same
-/// front.
-async fn may_pass(client: &mut ClientSocket, authority: &Authority, held: &Held) -> bool {
-    if !held.lane.config().egress.deny_by_default {
-        return true;
-    }
-    match hello::server_name(client).await {
-        Ok(Some(name)) => name == authority.host(),
-        Ok(None) => true,
-        Err(_) => false,
     }
 }
 
@@ -134,22 +129,32 @@ pub async fn client_speaks(client: &mut ClientSocket) -> io::Result<Sniff> {
 }
 
 /// Copies both ways until both ends have closed, one has failed, nothing has moved for too long, or the
-/// process ends.
-pub async fn copy(mut client: ClientSocket, mut upstream: Socket, early: Bytes, mut held: Held) {
+/// process ends. What the upstream has sent `early` goes first.
+pub async fn copy<C>(mut client: C, mut upstream: Socket, early: Bytes, held: Held)
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+{
     let stages = held.lane.stages();
     let limits = Limits { idle: stages.tunnel_idle, half_closed: stages.stream_idle };
     let proxy = held.ledger.proxy().clone();
-    let relayed = async {
-        client.write_all(&early).await?;
-        relay(&mut client, &mut upstream, limits).await
-    };
+    let mut tunnel = Open { relay: Relay::new(early), held };
     tokio::select! {
         biased;
-        relayed = relayed => {
-            if let Ok(down) = relayed {
-                held.ledger.sent(down as usize + early.len());
-            }
-        }
+        // Both ends are told all the same, whichever way it ended.
+        _ = tunnel.relay.run(&mut client, &mut upstream, limits) => {}
         () = proxy.ending() => {}
+    }
+}
+
+/// A tunnel that is open. It is counted when it is dropped, since that is how it ends where its client's
+/// HTTP/2 connection goes.
+struct Open {
+    relay: Relay,
+    held: Held,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.held.ledger.sent(self.relay.bytes_down() as usize);
     }
 }

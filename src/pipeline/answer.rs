@@ -47,6 +47,13 @@ impl AnswerBody {
     pub fn empty() -> Self {
         Self::Full(None)
     }
+
+    /// Takes the content of an answer to HEAD away. One of an upstream has none in the first place.
+    pub fn withhold(&mut self) {
+        if let Self::Full(content) = self {
+            *content = None;
+        }
+    }
 }
 
 /// A response, and what bounds its delivery where the client does not read.

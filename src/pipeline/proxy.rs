@@ -36,6 +36,7 @@ pub struct Proxy {
     served: AtomicU64,
     became_idle: Notify,
     is_draining: AtomicBool,
+    draining: Notify,
     is_ending: AtomicBool,
     ending: Notify,
 }
@@ -66,6 +67,7 @@ impl Proxy {
             served: AtomicU64::new(0),
             became_idle: Notify::new(),
             is_draining: AtomicBool::new(false),
+            draining: Notify::new(),
             is_ending: AtomicBool::new(false),
             ending: Notify::new(),
         }
@@ -83,7 +85,18 @@ impl Proxy {
         if let Err(error) = self.registry.dialer().set_dns(&config.dns) {
             tracing::error!(%error, cause = error.cause(), "the new name servers cannot be used; the old ones stay");
         }
+        if self.misses_interception(&config) {
+            tracing::error!(
+                "the policy intercepts, but the process has no CA since its start: until the next one \
+                 calls in TLS are tunnelled past their policies"
+            );
+        }
         self.registry.sweep(&config, Instant::now());
+    }
+
+    /// Whether this policy would have TLS end here, which the process cannot do.
+    pub fn misses_interception(&self, config: &Config) -> bool {
+        self.interceptor.is_none() && config.policies().any(|policy| policy.intercept)
     }
 
     /// The upstreams.
@@ -144,11 +157,21 @@ impl Proxy {
     /// From now on every answer tells its client to open another connection, which will be elsewhere.
     pub fn start_draining(&self) {
         self.is_draining.store(true, Ordering::Relaxed);
+        self.draining.notify_waiters();
     }
 
     /// Whether the process is about to leave.
     pub fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when the process is about to leave, at once when it is already. Cancel-safe.
+    pub async fn draining(&self) {
+        // In this order, since what begins between the two is heard from here on.
+        let begins = self.draining.notified();
+        if !self.is_draining() {
+            begins.await;
+        }
     }
 
     /// Ends what still runs: a call without an answer gets one that says so, bodies and tunnels are cut.

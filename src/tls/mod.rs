@@ -2,6 +2,7 @@
 
 pub mod ca;
 pub mod client;
+pub mod hello;
 pub mod interceptor;
 mod key;
 pub mod leaf;

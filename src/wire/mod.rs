@@ -12,3 +12,4 @@ pub mod media_type;
 pub mod outflow;
 pub mod replay;
 pub mod target;
+pub mod websocket;

@@ -4,6 +4,10 @@ use serde_json::{Value, json};
 
 use crate::support::client::absolute;
 use crate::support::hedgerow::HedgerowProcess;
+use crate::support::http2::Http2Agent;
+use crate::support::http2::agent::head;
+use crate::support::policy::tool;
+use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
 
 fn keys(line: &Value) -> Vec<&str> {
@@ -165,6 +169,37 @@ async fn a_tunnel_is_one_line_at_its_end() {
         (&line["method"], &line["outcome"], &line["status"], &line["host"]),
         (&json!("CONNECT"), &json!("tunnel"), &json!(200), &json!(upstream.address().to_string())),
     );
+}
+
+#[tokio::test]
+async fn a_tunnel_counts_its_bytes_however_it_ends() {
+    // A reset, the idle limit and a stream that went with its connection all left a line that said 0.
+    const GREETING: &[u8] = b"220 hello\r\n";
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&tool(port.address(), "tunnel_idle: 300ms")).await;
+    let authority = port.address().to_string();
+    for end in ["reset", "idle"] {
+        let mut agent = hedgerow.agent().await;
+        agent.send(format!("CONNECT {authority} HTTP/1.1\r\nx-request-id: {end}\r\n\r\n")).await;
+        let (answer, mut upstream) = tokio::join!(agent.read_response_to("CONNECT"), port.accept());
+        assert_eq!(answer.status, 200);
+        upstream.send(GREETING).await;
+        agent.expect(GREETING).await;
+        match end {
+            "reset" => agent.reset(),
+            _ => drop(agent.ended().await),
+        }
+        let line = hedgerow.access_log(|line| line["request_id"] == end).await;
+        assert_eq!((&line["outcome"], &line["bytes_out"]), (&json!("tunnel"), &json!(11)), "{end}");
+    }
+    let http2 = Http2Agent::connect(hedgerow.proxy).await;
+    let call = http2.open(head("CONNECT", &authority, &[("x-request-id", "lost")]), false).await;
+    let (mut incoming, mut upstream) = tokio::join!(call.head(), port.accept());
+    upstream.send(GREETING).await;
+    assert_eq!(incoming.chunk().await.as_deref(), Some(GREETING));
+    drop((incoming, http2));
+    let line = hedgerow.access_log(|line| line["request_id"] == "lost").await;
+    assert_eq!((&line["outcome"], &line["bytes_out"]), (&json!("tunnel"), &json!(11)));
 }
 
 #[tokio::test]

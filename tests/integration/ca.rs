@@ -2,7 +2,6 @@
 //! key shows nowhere.
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -49,15 +48,25 @@ async fn agents_find_all_they_may_be_told_to_trust() {
 
 // An agent that starts as soon as the port answers must find what to trust.
 #[tokio::test]
-async fn the_files_are_there_before_the_ports_are_asked_for() {
-    let (folder, taken) = (TempDir::new().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
-    let listen = format!("listen: {{ proxy: \"{}\", admin: 127.0.0.1:0 }}", taken.local_addr().unwrap());
-    fs::write(folder.path().join("policy.yaml"), format!("{listen}\ntls: {{ ca_dir: ca }}\n")).unwrap();
-    let refused = hedgerow(folder.path(), &["run", "--config", "policy.yaml"]).await;
-    assert!(refused.code == 1 && refused.stderr.contains("cannot listen on"), "{refused:?}");
-    for name in FILES {
-        assert!(folder.path().join("ca").join(name).is_file(), "{name}");
+async fn the_files_are_there_when_the_port_answers() {
+    for _ in 0..10 {
+        let hedgerow = HedgerowProcess::start("tls: { ca_dir: ca }").await;
+        for name in FILES {
+            assert!(hedgerow.policy.folder().join("ca").join(name).is_file(), "{name}");
+        }
     }
+}
+
+// It put its own CA in the place of the one that agents were being shown.
+#[tokio::test]
+async fn a_second_process_that_finds_its_port_taken_leaves_the_files_of_the_first() {
+    let first = HedgerowProcess::start("tls: { ca_dir: ca }").await;
+    let folder = first.policy.folder();
+    let read = || FILES.map(|name| fs::read(folder.join("ca").join(name)).unwrap());
+    let before = read();
+    let second = hedgerow(folder, &["run", "--config", first.policy.path().to_str().unwrap()]).await;
+    assert!(second.code == 1 && second.stderr.contains("cannot listen on"), "{second:?}");
+    assert!(read() == before);
 }
 
 #[tokio::test]
@@ -246,6 +255,20 @@ async fn calls_of_a_process_without_an_authority_still_pass_when_a_reload_wants_
     assert_eq!(agent.peer_certificate().unwrap(), leaf.der());
     assert_eq!(agent.get_at(&authority, "/").await.text(), "here");
     hedgerow.stderr.until(|line| line.contains("tls.ca_dir") && line.contains("next start only")).await;
+    hedgerow.stderr.until(|line| line.contains("tunnelled past their policies")).await;
+    let status = hedgerow.status().await;
+    assert_eq!(status["policy"]["needs_restart"], serde_json::json!(["tls.ca_dir", "intercept"]));
+}
+
+#[tokio::test]
+async fn a_reload_that_wants_to_intercept_is_told_when_the_folder_could_not_be_written() {
+    // That was a warning at the start, when nothing was to be intercepted yet.
+    let start = "tls: { ca_dir: /proc/self/ca }";
+    let mut hedgerow = HedgerowProcess::start(start).await;
+    assert_eq!(hedgerow.status().await["policy"]["needs_restart"], serde_json::json!([]));
+    reload(&mut hedgerow, &format!("{start}\ndefaults: {{ intercept: true }}")).await;
+    hedgerow.stderr.until(|line| line.contains("tunnelled past their policies")).await;
+    assert_eq!(hedgerow.status().await["policy"]["needs_restart"], serde_json::json!(["intercept"]));
 }
 
 #[tokio::test]

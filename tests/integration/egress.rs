@@ -1,8 +1,11 @@
 //! The egress guard on the wire: whatever the name says, the address that is dialled decides.
 
-use crate::support::client::Response;
+use crate::support::client::{End, Response};
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
+use crate::support::http2::Http2Agent;
+use crate::support::pki::Pki;
+use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
 
 fn with_dns(dns: &Dns, rest: &str) -> String {
@@ -140,4 +143,131 @@ async fn a_door_closed_by_a_reload_is_closed_for_kept_connections_too() {
         .await;
     assert_denied(&hedgerow.get(&upstream.url("/")).await, "error=destination_ip_prohibited");
     assert_eq!(upstream.count(), 1);
+}
+
+/// A name server and a policy that lets out `a.test` alone, which is here as `b.test` is.
+async fn a_test_alone(limits: &str) -> (Dns, String) {
+    let here = || Answer::addresses(&["127.0.0.1"]);
+    let dns = Dns::start(&[("a.test", here()), ("b.test", here())]).await;
+    let policy = with_dns(&dns, &format!("egress: {{ default: deny, allow: [a.test] }}\n{limits}"));
+    (dns, policy)
+}
+
+#[tokio::test]
+async fn under_an_allow_list_the_tls_in_a_tunnel_names_its_host_however_late_it_comes() {
+    // Whoever waited until the look at the first bytes was over reached other hosts behind the same front.
+    let (_dns, policy) = a_test_alone("").await;
+    let (port, pki) = (RawPort::bind().await, Pki::new());
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let authority = format!("a.test:{}", port.address().port());
+    for is_late in [false, true] {
+        for name in ["b.test", "a.test"] {
+            let mut agent = hedgerow.agent().await;
+            let (answer, mut upstream) = tokio::join!(agent.open_tunnel(&authority), port.accept());
+            assert_eq!(answer.status, 200);
+            if is_late {
+                // A server that speaks first ends the look at once.
+                upstream.send("220 ready\r\n").await;
+                agent.expect(b"220 ready\r\n").await;
+            }
+            let connector = pki.connector();
+            let handshake = tokio::spawn(async move { agent.tls(&connector, name).await.map(drop) });
+            if name == "a.test" {
+                upstream.expect(&[0x16, 0x03]).await;
+                drop(upstream);
+            } else {
+                assert_eq!(upstream.all_that_comes().await, b"", "late: {is_late}");
+            }
+            assert!(handshake.await.unwrap().is_err(), "nobody answers the handshake");
+        }
+    }
+    let warning = "a tunnel's TLS names another host under an allow-list";
+    hedgerow.stderr.until(|line| line.contains(warning) && line.contains("b.test")).await;
+}
+
+#[tokio::test]
+async fn under_an_allow_list_what_is_no_tls_passes_a_tunnel_late_or_not() {
+    let (_dns, policy) = a_test_alone("").await;
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let authority = format!("a.test:{}", port.address().port());
+    for is_late in [false, true] {
+        let mut agent = hedgerow.agent().await;
+        let (answer, mut upstream) = tokio::join!(agent.open_tunnel(&authority), port.accept());
+        assert_eq!(answer.status, 200);
+        if is_late {
+            upstream.send("220 ready\r\n").await;
+            agent.expect(b"220 ready\r\n").await;
+        }
+        agent.send("EHLO").await;
+        upstream.expect(b"EHLO").await;
+        agent.send(" b.test\r\n").await;
+        upstream.expect(b" b.test\r\n").await;
+        agent.half_close().await;
+        assert_eq!(upstream.ended().await, End::Closed);
+        upstream.send("221 bye\r\n").await;
+        agent.expect(b"221 bye\r\n").await;
+    }
+}
+
+#[tokio::test]
+async fn under_an_allow_list_a_hello_that_does_not_come_to_its_end_is_given_up() {
+    // It held the tunnel's permit for as long as the client liked.
+    let (_dns, policy) = a_test_alone("limits: { header_timeout: 300ms }").await;
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let mut agent = hedgerow.agent().await;
+    let authority = format!("a.test:{}", port.address().port());
+    let (answer, upstream) = tokio::join!(agent.open_tunnel(&authority), port.accept());
+    assert_eq!(answer.status, 200);
+    agent.send(b"\x16\x03\x01\x02\x00").await;
+    assert_eq!(upstream.all_that_comes().await, b"");
+    agent.ended().await;
+}
+
+#[tokio::test]
+async fn a_tunnel_to_an_allowed_address_may_carry_tls_and_requests_for_any_name() {
+    // The list has the address; the handshake's name was held against it, and the tunnel closed.
+    let pki = Pki::new();
+    let upstream =
+        Upstream::on([127, 0, 0, 1]).tls(pki.server(&["a.test"])).answering(|_| Reply::ok("in TLS")).await;
+    let plain = Upstream::answering(|_| Reply::ok("plain")).await;
+    let policy = "egress: { default: deny, allow: [127.0.0.1] }";
+    let hedgerow = HedgerowProcess::start(policy).await;
+    let mut agent = hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&upstream.address().to_string()).await.status, 200);
+    let mut agent = agent.tls(&pki.connector(), "a.test").await.unwrap();
+    assert_eq!(agent.get_at("a.test", "/").await.text(), "in TLS");
+    let mut agent = hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&plain.address().to_string()).await.status, 200);
+    assert_eq!(agent.get_at("a.test", "/").await.text(), "plain");
+}
+
+#[tokio::test]
+async fn under_an_allow_list_a_request_in_a_tunnel_names_its_host() {
+    // As the name in TLS does, `Host` chooses among what lies behind one front.
+    let (_dns, policy) = a_test_alone("").await;
+    let upstream = Upstream::answering(|_| Reply::ok("a")).await;
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let port = upstream.address().port();
+    let authority = format!("a.test:{port}");
+    for (request, status) in [
+        (format!("GET / HTTP/1.1\r\nHost: {authority}\r\n\r\n"), 200),
+        ("GET / HTTP/1.1\r\nHost: A.TEST.\r\n\r\n".to_owned(), 200),
+        ("GET / HTTP/1.0\r\n\r\n".to_owned(), 200),
+        (format!("GET / HTTP/1.1\r\nHost: b.test:{port}\r\n\r\n"), 421),
+        (format!("GET http://b.test:{port}/ HTTP/1.1\r\nHost: {authority}\r\n\r\n"), 421),
+    ] {
+        let mut agent = hedgerow.agent().await;
+        assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+        agent.send(&request).await;
+        assert_eq!(agent.read_response().await.status, status, "{request}");
+    }
+    let mut agent = hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+    let agent = Http2Agent::over(agent).await;
+    assert_eq!(agent.get(&format!("http://b.test:{port}/")).await.status, 421);
+    assert_eq!(upstream.count(), 3);
+    // It goes there, though this upstream does not speak HTTP/2.
+    assert_eq!(agent.get(&format!("http://{authority}/")).await.status, 502);
 }

@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use crate::support::client::{Agent, absolute};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::http2::agent::{head, websocket};
-use crate::support::http2::frames::{Frame, FramePeer, MAX_CONCURRENT_STREAMS, get, kind, literal};
+use crate::support::http2::frames::{
+    END_STREAM, Frame, FramePeer, MAX_CONCURRENT_STREAMS, get, kind, literal,
+};
 use crate::support::http2::{Answer, End, Http2Agent, Http2Upstream};
 use crate::support::pki::Pki;
 use crate::support::policy::{TOOL, tool};
@@ -204,6 +206,23 @@ async fn answers_without_a_body_end_with_their_head() {
         );
         assert!(answer.body.is_empty());
     }
+}
+
+#[tokio::test]
+async fn a_refusal_of_a_head_request_ends_with_its_head() {
+    // The problem that a GET is told in its body came to a HEAD too, which has none.
+    let (dead, _held) = Upstream::dead();
+    let hedgerow = HedgerowProcess::start("{}").await;
+    let mut raw = FramePeer::client(hedgerow.agent().await).await;
+    let mut block = literal(":method", "HEAD");
+    block.extend(&get(&dead.to_string(), "/")[1..]);
+    raw.send(Frame::headers(1, block, true)).await;
+    let head = raw.next(kind::HEADERS).await;
+    assert!(head.ends_stream(), "{head:?}");
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    let answer = agent.request("HEAD", &format!("http://{dead}/"), &[], "").await;
+    assert_eq!((answer.status, answer.text(), answer.end), (502, "", End::Whole));
+    assert_eq!(answer.header("content-type"), Some("application/problem+json"));
 }
 
 #[tokio::test]
@@ -422,6 +441,26 @@ async fn a_drain_says_goaway_and_lets_the_streams_finish() {
 }
 
 #[tokio::test]
+async fn idle_connections_get_their_goaway_before_an_idle_process_leaves() {
+    // Looked at once a second, most of them found the process gone.
+    let upstream = Upstream::answering(|_| Reply::ok("")).await;
+    let policy = format!("drain: {{ quiet: 300ms, max: 20s }}\n{}", tool(upstream.address(), "hedge: off"));
+    let mut hedgerow = HedgerowProcess::start(&policy).await;
+    let mut peers = Vec::new();
+    for _ in 0..20 {
+        let mut raw = FramePeer::client(hedgerow.agent().await).await;
+        raw.send(Frame::headers(1, get(&upstream.address().to_string(), "/"), true)).await;
+        raw.next(kind::HEADERS).await;
+        peers.push(raw);
+    }
+    hedgerow.signal(Signal::TERM);
+    for goaway in join_all(peers.iter_mut().map(|peer| peer.next(kind::GOAWAY))).await {
+        assert_eq!(goaway.reason(), Reason::NO_ERROR);
+    }
+    assert_eq!(hedgerow.wait().await, 0);
+}
+
+#[tokio::test]
 async fn an_idle_connection_is_ended_with_goaway_after_the_keep_alive_time() {
     let upstream = Upstream::answering(|_| Reply::ok("served")).await;
     let hedgerow = HedgerowProcess::start("limits: { keep_alive: 1s, header_timeout: 10s }").await;
@@ -509,6 +548,40 @@ async fn an_expectation_is_the_upstreams_to_meet() {
     exchange.raw(b"HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await;
     exchange.close().await;
     assert_eq!(call.head().await.status, 417);
+}
+
+#[tokio::test]
+async fn no_interim_answer_follows_the_final_one() {
+    // The upstream answers without having asked for the body, which goes out a second later all the same: what
+    // asked the client for it came as a second head.
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start("defaults: { hedge: off }").await;
+    let mut raw = FramePeer::client(hedgerow.agent().await).await;
+    let mut block = literal(":method", "POST");
+    block.extend(&get(&upstream.address().to_string(), "/")[1..]);
+    block.extend(literal("expect", "100-continue"));
+    block.extend(literal("content-length", "4"));
+    raw.send(Frame::headers(1, block, false)).await;
+    raw.send(Frame::new(kind::DATA, END_STREAM, 1, b"body")).await;
+    let mut exchange = upstream.next().await;
+    exchange.start_chunks(200, &[]).await;
+    exchange.chunk("before ").await;
+    raw.next(kind::HEADERS).await;
+    assert_eq!(exchange.body().await, b"body");
+    exchange.chunk("after").await;
+    exchange.end().await;
+    let mut content = Vec::new();
+    loop {
+        let frame = soon(raw.try_next()).await.expect("the stream comes to its end");
+        assert_ne!((frame.kind, frame.stream), (kind::HEADERS, 1), "a head in the middle of the content");
+        if (frame.kind, frame.stream) == (kind::DATA, 1) {
+            content.extend_from_slice(&frame.payload);
+            if frame.ends_stream() {
+                break;
+            }
+        }
+    }
+    assert_eq!(content, b"before after");
 }
 
 #[tokio::test]
@@ -601,13 +674,7 @@ async fn a_websocket_on_a_stream_becomes_an_upgrade_and_frames_pass_both_ways() 
     assert!(exchange.header("connection").unwrap().eq_ignore_ascii_case("upgrade"));
     assert_eq!(exchange.header("sec-websocket-key").map(str::len), Some(24));
     assert_eq!(exchange.header("sec-websocket-protocol"), Some("chat"));
-    let accepted = [
-        ("Connection", "Upgrade"),
-        ("Upgrade", "websocket"),
-        ("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
-        ("Sec-WebSocket-Protocol", "chat"),
-    ];
-    exchange.head_only(101, &accepted).await;
+    exchange.accept_web_socket(&[("Sec-WebSocket-Protocol", "chat")]).await;
     let mut incoming = call.head().await;
     assert_eq!(incoming.status, 200);
     for absent in ["connection", "upgrade", "sec-websocket-accept"] {
@@ -642,6 +709,39 @@ async fn a_websocket_that_the_upstream_refuses_is_answered_with_its_refusal() {
     agent.until_websockets().await;
     let answer = agent.open(websocket(&upstream.url("/"), &[]), false).await.answer().await;
     assert_eq!((answer.status, answer.text(), answer.end), (403, "not you", End::Whole));
+}
+
+/// The client's library cannot look at it, since HTTP/2 has no place for it.
+#[tokio::test]
+async fn a_101_that_does_not_accept_the_key_of_a_websocket_is_an_upstreams_fault() {
+    let mut upstream = Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    agent.until_websockets().await;
+    let switch = [("Connection", "Upgrade"), ("Upgrade", "websocket")];
+    let wrong = [&switch[..], &[("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")]].concat();
+    for fields in [&switch[..], &wrong] {
+        let call = agent.open(websocket(&upstream.url("/"), &[]), false).await;
+        let mut exchange = upstream.next().await;
+        exchange.head_only(101, fields).await;
+        let answer = call.answer().await;
+        assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_invalid".into()));
+        assert!(exchange.tunnel().rest().await.is_ok_and(|bytes| bytes.is_empty()));
+    }
+    let refused = [TOOL, ("code", "502"), ("outcome", "error")];
+    hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &refused) == 2.0).await;
+
+    // What is no WebSocket has no key, and nothing to accept.
+    let mut other = websocket(&upstream.url("/"), &[]);
+    other.extensions_mut().insert(h2::ext::Protocol::from_static("connect-udp"));
+    let call = agent.open(other, false).await;
+    let mut exchange = upstream.next().await;
+    assert_eq!(
+        (exchange.header("upgrade"), exchange.header("sec-websocket-key")),
+        (Some("connect-udp"), None)
+    );
+    exchange.head_only(101, &[("Connection", "Upgrade"), ("Upgrade", "connect-udp")]).await;
+    assert_eq!(call.head().await.status, 200);
 }
 
 #[tokio::test]
@@ -915,7 +1015,7 @@ async fn a_websocket_on_a_stream_inside_an_interception_reaches_its_upstream_in_
     let mut exchange = upstream.next().await;
     assert_eq!((exchange.head.target.as_str(), exchange.header("upgrade")), ("/ws", Some("websocket")));
     assert_eq!(exchange.header("host"), Some(authority.as_str()));
-    exchange.head_only(101, &[("Connection", "upgrade"), ("Upgrade", "websocket")]).await;
+    exchange.accept_web_socket(&[]).await;
     let mut incoming = call.head().await;
     assert_eq!(incoming.status, 200);
     let mut tunnel = exchange.tunnel();
@@ -948,4 +1048,35 @@ async fn a_stream_that_outlasts_the_keep_alive_time_goes_on() {
     exchange.chunk("second").await;
     exchange.end().await;
     assert_eq!(incoming.rest().await.text(), "second");
+}
+
+/// What is no host is told so, however the request came here, and never taken for another name.
+#[tokio::test]
+async fn an_authority_with_user_information_or_no_host_is_a_bad_request_on_every_way() {
+    let pki = Pki::new();
+    let secure =
+        Upstream::on([127, 0, 0, 1]).tls(pki.server(&["127.0.0.1"])).answering(|_| Reply::ok("")).await;
+    let plain = Upstream::answering(|_| Reply::ok("")).await;
+    let hedgerow = HedgerowProcess::start(&intercepting(&secure, &pki)).await;
+    let (secure_at, plain_at) = (secure.address().to_string(), plain.address().to_string());
+    let mut tunnel = hedgerow.agent().await;
+    assert_eq!(tunnel.open_tunnel(&plain_at).await.status, 200);
+    let ways = [
+        ("http", &plain_at, Http2Agent::connect(hedgerow.proxy).await),
+        ("http", &plain_at, Http2Agent::over(tunnel).await),
+        ("https", &secure_at, Http2Agent::intercepted(hedgerow.proxy, &secure_at, &ca_of(&hedgerow)).await),
+    ];
+    for (scheme, authority, agent) in &ways {
+        for odd in [format!("u:p@{authority}"), "2130706433".to_owned(), "a..test".to_owned()] {
+            let answer = agent.get(&format!("{scheme}://{odd}/")).await;
+            assert_eq!((answer.status, &answer.json()["error"]), (400, &"invalid_request".into()), "{odd}");
+        }
+    }
+    for target in [format!("http://u:p@{plain_at}/"), "http://2130706433/".to_owned()] {
+        let mut agent = hedgerow.agent().await;
+        assert_eq!(agent.open_tunnel(&plain_at).await.status, 200);
+        agent.send(format!("GET {target} HTTP/1.1\r\nHost: {plain_at}\r\n\r\n")).await;
+        assert_eq!(agent.read_response().await.status, 400, "{target}");
+    }
+    assert_eq!((plain.count(), secure.count()), (0, 0));
 }

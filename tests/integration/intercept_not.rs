@@ -84,6 +84,17 @@ async fn c025_plain_http_in_a_tunnel_to_an_intercepted_host_is_served() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_without_a_word_is_not_connected() {
+    let rig = Rig::answering("hedge: off", |_| Reply::ok("in")).await;
+    let mut agent = rig.hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&rig.authority()).await.status, 200);
+    drop(agent);
+    rig.hedgerow.until_status(|status| status["connections"] == 0).await;
+    assert_eq!(rig.get("/").await.text(), "in");
+    assert_eq!(rig.upstream.connections(), 1, "none but the one of the call");
+}
+
+#[tokio::test]
 async fn c025_a_server_that_speaks_first_is_heard_within_a_second() {
     let port = RawPort::bind().await;
     let hedgerow = intercepting("").await;

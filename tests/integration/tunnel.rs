@@ -8,8 +8,10 @@ use crate::support::client::{Agent, End, Response};
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::pki::Pki;
+use crate::support::policy::tool;
 use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
+use crate::support::within;
 
 /// A tunnel to `port` through a connection of its own, with both of its ends.
 async fn tunnel(hedgerow: &HedgerowProcess, port: &RawPort) -> (Agent, Agent) {
@@ -224,6 +226,27 @@ async fn requests_in_a_tunnel_stay_at_its_name_whatever_they_say() {
 }
 
 #[tokio::test]
+async fn requests_in_a_tunnel_go_to_the_policys_endpoint_and_not_to_the_host_that_was_connected() {
+    // The connection that the CONNECT had made was taken for one to the endpoint, and so the host saw what the
+    // policy adds for the endpoint alone.
+    let host = Upstream::answering(|_| Reply::ok("host")).await;
+    let endpoint =
+        Upstream::answering(|seen| Reply::ok(seen.header("x-key").unwrap_or("none").to_owned())).await;
+    let policy = format!(
+        "upstreams: {{ u: {{ hosts: [\"{}\"], endpoint: \"http://{}\", \
+         rewrite: {{ headers: {{ set: {{ x-key: secret }} }} }} }} }}",
+        host.address(),
+        endpoint.address()
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let authority = host.address().to_string();
+    let mut agent = hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+    assert_eq!(agent.get_at(&authority, "/").await.text(), "secret");
+    assert_eq!((host.count(), endpoint.count()), (0, 1));
+}
+
+#[tokio::test]
 async fn c025_a_server_that_speaks_first_is_heard_at_once() {
     let port = RawPort::bind().await;
     let hedgerow = HedgerowProcess::start("{}").await;
@@ -349,4 +372,21 @@ async fn the_end_of_either_side_ends_the_tunnel_and_gives_its_place_back() {
             hedgerow.until_status(|status| status["in_flight"] == 0).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_reset_in_the_middle_of_an_upload_that_was_held_back_gives_the_place_back_at_once() {
+    // The write failed before the reader had seen why, nothing woke it again, and the tunnel held its permit until
+    // it had been idle for `stream_idle`.
+    let port = RawPort::bind().await;
+    let policy = tool(port.address(), "bulkhead: { max_concurrent: 1, max_queue: 0 }");
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let (mut agent, mut upstream) = tunnel(&hedgerow, &port).await;
+    agent.send(NO_HTTP).await;
+    upstream.expect(NO_HTTP).await;
+    // Until nothing more is taken: all buffers on the way are full.
+    let chunk = vec![b'x'; 1 << 20];
+    while tokio::time::timeout(Duration::from_millis(300), agent.send(&chunk)).await.is_ok() {}
+    upstream.reset();
+    within(Duration::from_secs(1), hedgerow.until_status(|status| status["in_flight"] == 0)).await;
 }

@@ -11,12 +11,6 @@ use crate::support::pki::Pki;
 use crate::support::road::{Call, Mode, Road};
 use crate::support::upstream::{Exchange, Upstream};
 
-const ACCEPTED: &[(&str, &str)] = &[
-    ("Connection", "Upgrade"),
-    ("Upgrade", "websocket"),
-    ("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
-];
-
 /// What the upstream's 101 is to the agent.
 fn switched(mode: Mode) -> u16 {
     if mode.is_http2() { 200 } else { 101 }
@@ -26,7 +20,7 @@ fn switched(mode: Mode) -> u16 {
 async fn open(road: &mut Road) -> (Call, Exchange) {
     let mut call = road.upgrade("/chat").await;
     let mut exchange = road.upstream.next().await;
-    exchange.head_only(101, ACCEPTED).await;
+    exchange.accept_web_socket(&[]).await;
     assert_eq!(call.head().await.status, switched(road.mode), "{:?}", road.mode);
     (call, exchange)
 }
@@ -46,8 +40,11 @@ async fn c032_a_hundred_frames_pass_each_way_in_every_mode() {
         assert_eq!(exchange.header("host"), Some(road.authority()), "{mode:?}");
 
         // The first frame may follow in the same packet.
-        let head = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-                    Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: chat\r\n\r\nhello";
+        let accept = exchange.web_socket_accept();
+        let head = format!(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: chat\r\n\r\nhello"
+        );
         exchange.raw(head.as_bytes()).await;
         let answer = call.head().await;
         assert_eq!((answer.status, answer.get("sec-websocket-protocol")), (switched(mode), Some("chat")));
@@ -115,7 +112,7 @@ async fn c031_a_reset_after_the_switch_is_seen_and_nothing_is_sent_again_in_ever
         for _ in 0..50 {
             let mut call = road.upgrade("/chat").await;
             let mut exchange = road.upstream.next().await;
-            exchange.head_only(101, ACCEPTED).await;
+            exchange.accept_web_socket(&[]).await;
             exchange.reset();
             assert_eq!(call.head().await.status, switched(mode), "{mode:?}");
             if let Ok(Some(piece)) = call.try_piece().await {
@@ -201,7 +198,7 @@ async fn a_web_socket_in_a_raw_tunnel_is_the_two_ends_own_affair() {
         ))
         .await;
     let mut exchange = upstream.next().await;
-    exchange.head_only(101, ACCEPTED).await;
+    exchange.head_only(101, &[("Connection", "Upgrade"), ("Upgrade", "websocket")]).await;
     assert_eq!(agent.read_head().await.status, 101);
     let mut tunnel = exchange.tunnel();
     for i in 0..100 {

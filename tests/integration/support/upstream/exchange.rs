@@ -148,6 +148,23 @@ impl Exchange {
         self.raw(&head(status, headers, None)).await;
     }
 
+    /// Takes the WebSocket that is asked for, with these fields beside those of the handshake.
+    pub async fn accept_web_socket(&mut self, headers: &[(&str, &str)]) {
+        let accept = self.web_socket_accept();
+        let own = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Accept", &*accept)];
+        self.head_only(101, &[&own, headers].concat()).await;
+    }
+
+    /// The proof that the request's key was read (RFC 6455 section 4.2.2).
+    pub fn web_socket_accept(&self) -> String {
+        let key = self.header("sec-websocket-key").expect("a WebSocket's handshake has a key");
+        let text = format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+        let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+        // Twenty bytes are one line of base64.
+        let lines = pem::encode(&pem::Pem::new("SHA1", digest.as_ref()));
+        lines.lines().nth(1).expect("a line between begin and end").to_owned()
+    }
+
     /// An answer's head that announces chunks.
     pub async fn start_chunks(&mut self, status: u16, headers: &[(&str, &str)]) {
         let mut all = headers.to_vec();
