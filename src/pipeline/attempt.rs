@@ -94,11 +94,12 @@ pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Re
     }
 }
 
-/// Most connections that one attempt sends its request on.
+/// How often one attempt sends a request that upstreams refuse to look at.
 const MAX_SENDS: u32 = 3;
 
-/// Sends the request; once more on another connection when a reused one turns out to be dead, or the
-/// upstream refuses to look at it, and nothing can have come of it.
+/// Sends the request. Where nothing can have come of it, it goes out again: once when the connection was
+/// a reused one and turns out to be dead, on one that was opened since; up to [`MAX_SENDS`] times in all
+/// when the upstream refuses to look at it.
 async fn send(
     this: Try<'_>,
     lane: &Lane,
@@ -106,11 +107,11 @@ async fn send(
     judge: &mut Judge,
 ) -> Result<(Response<()>, Exchange), Error> {
     this.call.progress.count_attempt();
-    let mut may_reuse = true;
+    let mut since = None;
     let mut sends = 0;
     loop {
-        let connection = connection(this, lane, kind, may_reuse, judge.started()).await?;
-        let is_reused = connection.is_reused();
+        let connection = connection(this, lane, kind, since, judge.started()).await?;
+        let may_be_stale = connection.is_reused() && since.is_none();
         if kind == AttemptKind::Primary {
             note_first(this, &connection);
         }
@@ -122,11 +123,13 @@ async fn send(
         sends += 1;
         match connection.send(outgoing.request, interim).await {
             Ok((response, exchange)) => return checked(this.call, response, exchange),
-            Err(failure) if sends < MAX_SENDS && may_resend(this.call, is_reused, &failure) => {
+            Err(failure) if sends < MAX_SENDS && may_resend(this.call, may_be_stale, &failure) => {
                 if failure.wants_http1 {
                     lane.upstream.pool.shared.give_up();
                 }
-                may_reuse = failure.is_refused;
+                if !failure.is_refused {
+                    since = Some(Instant::now());
+                }
             }
             Err(failure) => return Err(failure.error),
         }
@@ -136,9 +139,9 @@ async fn send(
 /// A request may go out again when no byte of it left, or when no byte of an answer came and sending
 /// it twice does no more than once (RFC 9110 section 9.2.2, RFC 9112 section 9.3.1). What the upstream
 /// has refused to look at may in any case (RFC 9113 section 8.7).
-fn may_resend(call: &Call, is_reused: bool, failure: &SendFailure) -> bool {
+fn may_resend(call: &Call, may_be_stale: bool, failure: &SendFailure) -> bool {
     let is_harmless = failure.is_unsent || (failure.is_unanswered && call.method.is_idempotent());
-    (is_reused || failure.is_refused) && is_harmless && call.body.can_be_sent()
+    (may_be_stale || failure.is_refused) && is_harmless && call.body.can_be_sent()
 }
 
 /// What a hedge of the same call keeps away from.
@@ -155,7 +158,7 @@ async fn connection(
     this: Try<'_>,
     lane: &Lane,
     kind: AttemptKind,
-    may_reuse: bool,
+    since: Option<Instant>,
     now: Instant,
 ) -> Result<Connection, Error> {
     let Try { call, .. } = this;
@@ -171,12 +174,12 @@ async fn connection(
         None => verdict,
         Some(ip) => Box::pin(verdict_on_pinned(this, lane, verdict, ip)).await,
     };
-    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside };
+    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside, since };
     // A reload can have closed a door that was open when a connection was made.
     let is_allowed = |origin: &Origin| {
         egress::check_address(&lane.config().egress, lane.dialled(), verdict, origin.peer.ip()).is_ok()
     };
-    if may_reuse && speech.may_be_http1() {
+    if since.is_none() && speech.may_be_http1() {
         while let Some(idle) = lane.upstream.pool.take(wanted, now) {
             if is_allowed(idle.origin()) {
                 return idle.prepare(true).await.map(Connection::Http1);

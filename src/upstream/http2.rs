@@ -240,21 +240,25 @@ impl Slot {
                 // What takes no stream any more would refuse the next one as well.
                 self.shared.retire();
                 return Err(SendFailure {
-                    error: classify(&error),
                     is_unanswered: true,
                     is_unsent: true,
-                    is_refused: true,
+                    is_refused: is_unprocessed(&error),
                     wants_http1: false,
+                    error: classify(&error),
                 });
             }
         };
         let mut outflow = (!is_bodiless).then(|| Outflow::new(body, stream));
+        let mut has_begun = false;
         let outcome = poll_fn(|cx| {
             // The answer is asked for only once it is there: asked before, it would throw away interim ones
             // that come in the same moment.
             loop {
                 match answer.poll_informational(cx) {
-                    Poll::Ready(Some(Ok(early))) => pass_early(&early, interim.as_ref())?,
+                    Poll::Ready(Some(Ok(early))) => {
+                        has_begun = true;
+                        pass_early(&early, interim.as_ref())?;
+                    }
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(Failed::Stream(error))),
                     Poll::Ready(None) => return poll_answer(&mut answer, cx).map_err(Failed::Stream),
                     Poll::Pending => break,
@@ -282,16 +286,18 @@ impl Slot {
                 wants_http1: false,
             }),
             Err(Failed::Stream(error)) => {
-                let is_refused = is_unprocessed(&error);
+                let is_refused = is_unprocessed(&error) && !has_begun;
                 if error.is_go_away() || error.is_io() {
                     self.shared.retire();
                 }
                 Err(SendFailure {
-                    error: classify(&error),
-                    is_unanswered: true,
+                    // A reset speaks of a request that was looked at; only a connection that went away may
+                    // have gone before.
+                    is_unanswered: is_refused || (error.is_io() && !has_begun),
                     is_unsent: is_refused,
                     is_refused,
                     wants_http1: error.reason() == Some(Reason::HTTP_1_1_REQUIRED),
+                    error: classify(&error),
                 })
             }
         }

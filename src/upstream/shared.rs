@@ -159,6 +159,7 @@ impl State {
         self.connections
             .iter()
             .filter(|shared| wanted.beside != Some(shared.id()) && wanted.takes(shared.origin()))
+            .filter(|shared| wanted.since.is_none_or(|since| shared.opened() >= since))
             .filter(|shared| shared.in_flight() < shared.limit())
             .max_by_key(|shared| shared.in_flight())
             .and_then(Shared::claim)

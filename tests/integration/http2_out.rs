@@ -391,6 +391,11 @@ async fn a_reset_stream_is_an_error_of_its_own_call_and_its_neighbours_go_on() {
     assert_eq!(neighbour.text(), "well");
     assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
     assert_eq!(upstream.tally().requests, 2, "the POST was not sent again");
+    // Nor is what may be sent twice: it would fail there as it has here.
+    let delete = async { hedgerow.agent().await.request("DELETE", &url, &[], b"").await };
+    let (answer, ()) = tokio::join!(delete, async { upstream.next().await.reset(Reason::INTERNAL_ERROR) });
+    assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
+    assert_eq!(upstream.tally().requests, 3);
 }
 
 #[tokio::test]
