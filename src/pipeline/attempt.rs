@@ -131,7 +131,12 @@ async fn send(
                     since = Some(Instant::now());
                 }
             }
-            Err(failure) => return Err(failure.error),
+            Err(failure) => {
+                if failure.is_refused {
+                    judge.refused();
+                }
+                return Err(failure.error);
+            }
         }
     }
 }

@@ -357,7 +357,6 @@ async fn a_refused_stream_is_sent_again_a_post_too_and_says_nothing_against_the_
         });
         assert_eq!((answer.status, answer.text()), (200, "taken"), "{method}");
     }
-    breaker_is_closed(&hedgerow).await;
     // One that refuses for ever is not asked for ever.
     let call = async { hedgerow.agent().await.request("POST", &url, &[], b"body").await };
     let refusing = async {
@@ -368,6 +367,7 @@ async fn a_refused_stream_is_sent_again_a_post_too_and_says_nothing_against_the_
     let answer = tokio::select! { answer = call => answer, () = refusing => unreachable!() };
     assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
     assert_eq!(upstream.tally().requests, 2 + 2 + 3);
+    breaker_is_closed(&hedgerow).await;
 }
 
 /// Any other reset comes of a request that was looked at.
