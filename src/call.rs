@@ -88,12 +88,20 @@ pub enum CallBody {
 }
 
 impl CallBody {
-    /// Whether one more attempt could send all of it.
+    /// Whether one more attempt could send all of it beside those that run.
     pub fn can_be_sent(&self) -> bool {
         match self {
             Self::Empty => true,
             Self::Once(body) => body.lock().is_some(),
             Self::Replay(replay) => replay.is_whole(),
+        }
+    }
+
+    /// Whether the attempt that was sending it could send all of it once more.
+    pub fn can_be_sent_again(&self) -> bool {
+        match self {
+            Self::Replay(replay) => replay.is_whole() || replay.is_untouched(),
+            Self::Empty | Self::Once(_) => self.can_be_sent(),
         }
     }
 }

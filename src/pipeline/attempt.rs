@@ -146,7 +146,7 @@ async fn send(
 /// has refused to look at may in any case (RFC 9113 section 8.7).
 fn may_resend(call: &Call, may_be_stale: bool, failure: &SendFailure) -> bool {
     let is_harmless = failure.is_unsent || (failure.is_unanswered && call.method.is_idempotent());
-    (may_be_stale || failure.is_refused) && is_harmless && call.body.can_be_sent()
+    (may_be_stale || failure.is_refused) && is_harmless && call.body.can_be_sent_again()
 }
 
 /// What a hedge of the same call keeps away from.

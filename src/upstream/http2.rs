@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +30,8 @@ use crate::wire::outflow::{Outflow, Stopped};
 /// Streams that we open on one connection, whatever the peer would take: so many windows make up the
 /// connection's, and a stream whose client does not read never takes its neighbours' share.
 const MAX_STREAMS: usize = 64;
+/// Streams on a connection until the peer has said how many it takes: RFC 9113 section 5.1.2 lets it say one.
+const FIRST_STREAMS: usize = 1;
 /// What one stream may have on its way to a client that does not read.
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// What all streams of a connection may have on their way.
@@ -64,6 +66,9 @@ pub struct Shared {
 /// What the connection's task and its users tell each other.
 struct Vitals {
     in_flight: AtomicUsize,
+    /// Streams that the peer takes, as its settings last said: asking the library takes a lock that all who
+    /// use the connection share.
+    limit: AtomicUsize,
     /// The peer has said how many streams it takes.
     is_settled: AtomicBool,
     is_retired: AtomicBool,
@@ -75,6 +80,13 @@ struct Vitals {
 }
 
 impl Vitals {
+    fn take_limit(&self, limit: usize) {
+        self.limit.store(limit.min(MAX_STREAMS), Ordering::Relaxed);
+        if limit != FIRST_STREAMS {
+            self.settle();
+        }
+    }
+
     fn settle(&self) {
         if !self.is_settled.swap(true, Ordering::Relaxed) {
             self.changed.notify_waiters();
@@ -96,8 +108,7 @@ impl Shared {
         let traffic = socket.traffic();
         let (sender, mut connection) = Builder::new()
             .enable_push(false)
-            // Until the peer has said how many it takes: RFC 9113 section 5.1.2 lets it say one.
-            .initial_max_send_streams(1)
+            .initial_max_send_streams(FIRST_STREAMS)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .data_frame_budget(SMALL_FRAMES)
@@ -109,6 +120,7 @@ impl Shared {
             .map_err(|error| classify(&error))?;
         let vitals = Arc::new(Vitals {
             in_flight: AtomicUsize::new(0),
+            limit: AtomicUsize::new(FIRST_STREAMS),
             is_settled: AtomicBool::new(false),
             is_retired: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
@@ -120,9 +132,7 @@ impl Shared {
         tokio::spawn(async move {
             let ended = poll_fn(|cx| {
                 let polled = Pin::new(&mut connection).poll(cx);
-                if connection.max_concurrent_send_streams() != 1 {
-                    told.settle();
-                }
+                told.take_limit(connection.max_concurrent_send_streams());
                 polled
             })
             .await;
@@ -178,18 +188,27 @@ impl Shared {
 
     /// How many streams it takes at once.
     pub fn limit(&self) -> usize {
-        self.sender.current_max_send_streams().min(MAX_STREAMS)
+        self.vitals.limit.load(Ordering::Relaxed)
     }
 
     /// A place for one request, if there is one. To be called by one at a time.
+    ///
+    /// A connection whose peer has said GOAWAY lasts as long as what is on it, but takes nothing more: it
+    /// is found out here, since a request that fails on it may have a body that passes only once.
     pub fn claim(self: &Arc<Self>) -> Option<Slot> {
         if self.is_retired() || self.in_flight() >= self.limit() {
+            return None;
+        }
+        let mut sender = self.sender.clone();
+        if let Poll::Ready(Err(_)) = sender.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            self.retire();
             return None;
         }
         self.vitals.in_flight.fetch_add(1, Ordering::Relaxed);
         let is_reused = self.vitals.has_served.swap(true, Ordering::Relaxed);
         Some(Slot {
             shared: self.clone(),
+            sender,
             read_before: self.traffic.read(),
             claimed: Instant::now(),
             is_reused,
@@ -201,6 +220,7 @@ impl Shared {
 /// One request's place on a connection; given back when dropped.
 pub struct Slot {
     shared: Arc<Shared>,
+    sender: SendRequest<Bytes>,
     read_before: u64,
     claimed: Instant,
     is_reused: bool,
@@ -229,9 +249,8 @@ impl Slot {
     ) -> Result<(Response<()>, Answering), SendFailure> {
         let (head, body) = request.into_parts();
         let is_bodiless = body.is_end_stream();
-        let mut sender = self.shared.sender.clone();
-        let begun = match poll_fn(|cx| sender.poll_ready(cx)).await {
-            Ok(()) => sender.send_request(Request::from_parts(head, ()), is_bodiless),
+        let begun = match poll_fn(|cx| self.sender.poll_ready(cx)).await {
+            Ok(()) => self.sender.send_request(Request::from_parts(head, ()), is_bodiless),
             Err(error) => Err(error),
         };
         let (mut answer, stream) = match begun {

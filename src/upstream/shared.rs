@@ -156,13 +156,19 @@ impl State {
         if let Some(shared) = self.connections.iter().rev().find(|shared| shared.is_settled()) {
             self.streams = shared.limit().max(1);
         }
-        self.connections
-            .iter()
-            .filter(|shared| wanted.beside != Some(shared.id()) && wanted.takes(shared.origin()))
-            .filter(|shared| wanted.since.is_none_or(|since| shared.opened() >= since))
-            .filter(|shared| shared.in_flight() < shared.limit())
-            .max_by_key(|shared| shared.in_flight())
-            .and_then(Shared::claim)
+        loop {
+            let fullest = self
+                .connections
+                .iter()
+                .filter(|shared| wanted.beside != Some(shared.id()) && wanted.takes(shared.origin()))
+                .filter(|shared| wanted.since.is_none_or(|since| shared.opened() >= since))
+                .filter(|shared| !shared.is_retired() && shared.in_flight() < shared.limit())
+                .max_by_key(|shared| shared.in_flight())?;
+            // One that turns out to take no more is retired by the asking; the next one may.
+            if let Some(slot) = fullest.claim() {
+                return Some(slot);
+            }
+        }
     }
 
     /// How many requests the dials that run, and the connections that have not said yet how much they

@@ -208,6 +208,52 @@ async fn c038_a_request_above_the_last_stream_of_a_goaway_is_sent_again_a_post_t
     breaker_is_closed(&hedgerow).await;
 }
 
+/// What has said GOAWAY still answers what is on it. An upload that is too large to be kept would be lost there.
+#[tokio::test]
+async fn an_upload_does_not_go_where_goaway_was_said() {
+    let port = RawPort::bind().await;
+    let stages = "hedge: off, replay_limit: 1KiB, breaker: { consecutive_failures: 1 }";
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), stages)).await;
+    let url = port.url("/");
+    let mut held = hedgerow.agent().await;
+    held.send(absolute("GET", &url, &[], b"")).await;
+    let mut first = FramePeer::server(port.accept().await, &[]).await;
+    let opened = first.next(kind::HEADERS).await;
+    first.send(Frame::go_away(opened.stream, Reason::NO_ERROR)).await;
+    // Its answer says that what came before has been read.
+    first.send(Frame::new(kind::PING, 0, 0, *b"all seen")).await;
+    while first.next(kind::PING).await.flags & ACK == 0 {}
+    let upload = vec![b'x'; 20 * 1024];
+    let post = async { hedgerow.agent().await.request("POST", &url, &[], &upload).await };
+    let (answer, _open) = tokio::join!(post, async {
+        let mut second = FramePeer::server(port.accept().await, &[]).await;
+        let stream = second.next(kind::HEADERS).await.stream;
+        while !second.next(kind::DATA).await.ends_stream() {}
+        second.send(Frame::headers(stream, STATUS_200, true)).await;
+        second
+    });
+    assert_eq!(answer.status, 200, "{answer:?}");
+    first.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+    assert_eq!(held.read_response().await.status, 200);
+    breaker_is_closed(&hedgerow).await;
+}
+
+#[tokio::test]
+async fn a_refused_upload_of_which_nothing_was_read_is_sent_again_however_large() {
+    let mut upstream = Http2Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off, replay_limit: 1KiB")).await;
+    let upload = vec![b'x'; 20 * 1024];
+    let mut agent = hedgerow.agent().await;
+    let length = upload.len().to_string();
+    agent.send(absolute("POST", &upstream.url("/"), &[("Content-Length", &length)], b"")).await;
+    upstream.next().await.reset(Reason::REFUSED_STREAM);
+    let mut again = upstream.next().await;
+    agent.send(&upload).await;
+    assert!(again.body().await.0 == upload);
+    again.respond(200, &[], "taken").await;
+    assert_eq!(agent.read_response_to("POST").await.text(), "taken");
+}
+
 /// GOAWAY is how an HTTP/2 server closes politely: whenever it comes, nobody notices.
 #[tokio::test]
 async fn c039_goaway_between_and_during_requests_fails_none_of_them() {
