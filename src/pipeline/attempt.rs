@@ -169,17 +169,17 @@ async fn connection(
     let Try { call, .. } = this;
     let speech = lane.speech(call.scheme, call.needs);
     let verdict = egress::check_name(&lane.config().egress, lane.dialled())?;
-    let (avoid, beside) = match kind {
-        AttemptKind::Hedge => (Box::pin(other_address(this, lane)).await, call.progress.first_connection()),
-        _ => (None, None),
-    };
+    let is_hedge = kind == AttemptKind::Hedge;
+    let avoid = if is_hedge { Box::pin(other_address(this, lane)).await } else { None };
     let pinned = call.pinned.filter(|_| !lane.has_endpoint());
     // Boxed: the room would be part of every request.
     let verdict = match pinned {
         None => verdict,
         Some(ip) => Box::pin(verdict_on_pinned(this, lane, verdict, ip)).await,
     };
-    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside, since };
+    // Read last: the first attempt may have got its connection just now.
+    let beside = call.progress.first_connection().filter(|_| is_hedge);
+    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside, since, is_hedge };
     // A reload can have closed a door that was open when a connection was made.
     let is_allowed = |origin: &Origin| {
         egress::check_address(&lane.config().egress, lane.dialled(), verdict, origin.peer.ip()).is_ok()
@@ -197,8 +197,9 @@ async fn connection(
         if !speech.may_be_http2() || (speech.may_be_http1() && shared.is_given_up()) {
             return dial(this, lane, speech, wanted, None).await;
         }
+        call.progress.enter(Stage::Connect);
         loop {
-            match shared.claim(wanted, now).await {
+            match shared.claim(wanted, now, lane.stages().connect_timeout).await? {
                 Claim::Slot(slot) if is_allowed(slot.shared().origin()) => {
                     return Ok(Connection::Http2(slot));
                 }
@@ -222,7 +223,22 @@ async fn dial(
     lane: &Lane,
     speech: Speech<'_>,
     wanted: Wanted<'_>,
-    dialing: Option<Dialing<'_>>,
+    mut dialing: Option<Dialing<'_>>,
+) -> Result<Connection, Error> {
+    let dialled = dial_for(this, lane, speech, wanted, &mut dialing).await;
+    // What the dial brings has taken it.
+    if let Some(dialing) = dialing {
+        dialing.failed();
+    }
+    dialled
+}
+
+async fn dial_for(
+    this: Try<'_>,
+    lane: &Lane,
+    speech: Speech<'_>,
+    wanted: Wanted<'_>,
+    dialing: &mut Option<Dialing<'_>>,
 ) -> Result<Connection, Error> {
     let to = Destination {
         authority: lane.dialled(),
@@ -233,18 +249,20 @@ async fn dial(
         timeout: lane.stages().connect_timeout,
         avoid: wanted.avoid,
     };
+    let end = Instant::now() + to.timeout;
     let socket = this.proxy.registry().dialer().socket(to, &this.call.progress).await?;
     let origin = Origin { peer: socket.peer(), tls: wanted.tls.cloned(), is_pinned: wanted.pinned.is_some() };
-    let Some(dialing) = dialing else {
-        return Idle::new(socket, origin).prepare(false).await.map(Connection::Http1);
-    };
-    if !speech.is_http2(&socket) {
-        dialing.was_for_one();
+    if dialing.is_none() || !speech.is_http2(&socket) {
+        if let Some(dialing) = dialing.take() {
+            dialing.was_for_one();
+        }
         return Idle::new(socket, origin).prepare(false).await.map(Connection::Http1);
     }
-    let shared = Shared::start(socket, origin, lane.upstream.pool.shared.changed()).await?;
-    // A new connection has room for one at least.
-    dialing.succeeded(&shared).map(Connection::Http2).ok_or(Error::UpstreamReset(Cause::NONE))
+    let start = Shared::start(socket, origin, lane.upstream.pool.shared.changed());
+    let shared = timeout_at(end, start).await.unwrap_or(Err(Error::ConnectTimeout))?;
+    // A new connection has room for one at least, unless it has gone already.
+    let slot = dialing.take().and_then(|dialing| dialing.succeeded(&shared));
+    slot.map(Connection::Http2).ok_or(Error::UpstreamReset(Cause::NONE))
 }
 
 /// The address that the first attempt went to, when the name has another one to go to instead.

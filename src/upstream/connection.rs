@@ -54,6 +54,8 @@ pub struct Wanted<'a> {
     pub beside: Option<u64>,
     /// None that was opened before this, as such a one has turned out to be dead.
     pub since: Option<Instant>,
+    /// For a hedge, which is there because something takes too long: it waits for nobody's dial.
+    pub is_hedge: bool,
 }
 
 impl Wanted<'_> {

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use super::connection::Wanted;
 use super::http2::{Shared, Slot};
+use crate::error::Error;
 
 /// What a connection is taken to bring before the upstream has shown how many streams it takes.
 const EXPECTED_STREAMS: usize = 64;
@@ -72,7 +73,7 @@ pub enum Claim<'a> {
     Dial(Dialing<'a>),
 }
 
-/// A dial that others may wait for. Dropping it says that it has failed.
+/// A dial that others may wait for. Dropping it says that it was given up, so that one of them takes over.
 pub struct Dialing<'a> {
     pool: &'a SharedPool,
     pinned: Option<IpAddr>,
@@ -80,8 +81,18 @@ pub struct Dialing<'a> {
 }
 
 impl SharedPool {
-    /// A place on a connection that is `wanted`, or the task to dial one. Cancel-safe.
-    pub async fn claim(&self, wanted: Wanted<'_>, now: Instant) -> Claim<'_> {
+    /// A place on a connection that is `wanted`, or the task to dial one. Waits for the dials of others no
+    /// longer than `patience`. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`Error::ConnectTimeout`] when they have brought nothing by then.
+    pub async fn claim(
+        &self,
+        wanted: Wanted<'_>,
+        now: Instant,
+        patience: Duration,
+    ) -> Result<Claim<'_>, Error> {
+        let mut end = None;
         let failures = self.state.lock().failures;
         loop {
             let notified = self.changed.notified();
@@ -90,22 +101,26 @@ impl SharedPool {
             let _waiting = {
                 let mut state = self.state.lock();
                 if let Some(slot) = state.slot(wanted) {
-                    return Claim::Slot(slot);
+                    return Ok(Claim::Slot(slot));
                 }
                 // In clear text there is no other version to turn out to be spoken.
                 let is_awaited = wanted.tls.is_none() || self.speaks_http2.load(Ordering::Relaxed);
                 let is_enough = count(&state.waiting, wanted.pinned) < state.expected(wanted, now);
-                if !is_awaited || !is_enough || state.failures != failures {
+                if wanted.is_hedge || !is_awaited || !is_enough || state.failures != failures {
                     if is_awaited {
                         state.dialing.push(wanted.pinned);
                     }
-                    return Claim::Dial(Dialing { pool: self, pinned: wanted.pinned, is_awaited });
+                    return Ok(Claim::Dial(Dialing { pool: self, pinned: wanted.pinned, is_awaited }));
                 }
                 state.waiting.push(wanted.pinned);
                 Waiting { pool: self, pinned: wanted.pinned }
             };
+            let waited = Instant::now();
+            let end = *end.get_or_insert(waited + patience);
             // Whatever came of it is seen at the next look.
-            let _ = timeout(PATIENCE, notified).await;
+            if timeout_at(end.min(waited + PATIENCE), notified).await.is_err() && Instant::now() >= end {
+                return Err(Error::ConnectTimeout);
+            }
         }
     }
 
@@ -219,6 +234,11 @@ impl Dialing<'_> {
         slot
     }
 
+    /// The dial has failed, and so may those that others would wait for.
+    pub fn failed(mut self) {
+        self.end(|state| state.failures += 1);
+    }
+
     /// The dial has brought a connection for one alone.
     pub fn was_for_one(mut self) {
         self.pool.speaks_http2.store(false, Ordering::Relaxed);
@@ -239,7 +259,70 @@ impl Dialing<'_> {
 impl Drop for Dialing<'_> {
     fn drop(&mut self) {
         if self.is_awaited {
-            self.end(|state| state.failures += 1);
+            self.end(|_| {});
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    const WANTED: Wanted<'static> =
+        Wanted { tls: None, pinned: None, avoid: None, beside: None, since: None, is_hedge: false };
+    const LONG: Duration = Duration::from_secs(3);
+
+    async fn dial<'a>(pool: &'a SharedPool, wanted: Wanted<'a>) -> Result<Dialing<'a>, Error> {
+        match pool.claim(wanted, Instant::now(), LONG).await? {
+            Claim::Dial(dialing) => Ok(dialing),
+            Claim::Slot(_) => panic!("there is no connection"),
+        }
+    }
+
+    fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hedge_does_not_wait_for_the_dial_of_its_own_call() {
+        let pool = SharedPool::default();
+        let _first = dial(&pool, WANTED).await;
+        assert!(poll(pin!(dial(&pool, WANTED))).is_pending());
+        assert!(poll(pin!(dial(&pool, Wanted { is_hedge: true, ..WANTED }))).is_ready());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_alone_takes_over_a_dial_that_was_given_up() {
+        let pool = SharedPool::default();
+        let first = dial(&pool, WANTED).await;
+        let (mut one, mut two) = (pin!(dial(&pool, WANTED)), pin!(dial(&pool, WANTED)));
+        assert!(poll(one.as_mut()).is_pending() && poll(two.as_mut()).is_pending());
+        drop(first);
+        let next = poll(one.as_mut());
+        assert!(next.is_ready() && poll(two.as_mut()).is_pending());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_dial_for_themselves_once_one_has_failed() {
+        let pool = SharedPool::default();
+        let first = dial(&pool, WANTED).await;
+        let (mut one, mut two) = (pin!(dial(&pool, WANTED)), pin!(dial(&pool, WANTED)));
+        assert!(poll(one.as_mut()).is_pending() && poll(two.as_mut()).is_pending());
+        first.unwrap_or_else(|error| panic!("{error}")).failed();
+        let dials = (poll(one.as_mut()), poll(two.as_mut()));
+        assert!(dials.0.is_ready() && dials.1.is_ready());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_the_dial_of_another_longer_than_for_his_own() {
+        let pool = SharedPool::default();
+        let _first = dial(&pool, WANTED).await;
+        let began = Instant::now();
+        assert_eq!(dial(&pool, WANTED).await.err(), Some(Error::ConnectTimeout));
+        assert_eq!(began.elapsed(), LONG);
     }
 }

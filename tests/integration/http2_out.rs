@@ -1078,6 +1078,60 @@ async fn c044_each_leg_of_an_interception_speaks_what_its_peer_speaks() {
     }
 }
 
+/// An upstream that is known to speak HTTP/2 over TLS, and where there is no connection any more.
+async fn known_and_left(stages: &str) -> (HedgerowProcess, RawPort, tokio_rustls::TlsAcceptor) {
+    let (pki, port) = (Pki::new(), RawPort::bind().await);
+    let acceptor = both(&pki, &["127.0.0.1"]);
+    let policy = format!(
+        "tls: {{ ca_file: \"{}\" }}\n{}",
+        pki.ca_file().display(),
+        tool(port.address(), &format!("origin: https, {stages}"))
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let url = port.url("/");
+    // A POST has no hedge, which would leave a connection behind.
+    let first = async { hedgerow.agent().await.request("POST", &url, &[], b"").await };
+    let (answer, ()) = tokio::join!(first, async {
+        let mut peer = FramePeer::server(port.accept().await.accept_tls(&acceptor).await, &[]).await;
+        let opened = peer.next(kind::HEADERS).await;
+        peer.send(Frame::go_away(opened.stream, Reason::NO_ERROR)).await;
+        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+        peer.rest().await;
+    });
+    assert_eq!(answer.status, 200);
+    (hedgerow, port, acceptor)
+}
+
+/// A hedge is there for what takes too long, a dial included.
+#[tokio::test]
+async fn a_hedge_dials_for_itself_while_the_first_attempt_is_still_dialling() {
+    let stages = "connect_timeout: 15s, deadline: { default: 10s }, hedge: { after: 20ms }, \
+                  extra_load: { ratio: 100%, floor: 1000/s }";
+    let (hedgerow, port, acceptor) = known_and_left(stages).await;
+    let url = port.url("/");
+    let (answer, _open) = tokio::join!(hedgerow.get(&url), async {
+        // It is taken, and its handshake is never answered.
+        let mute = port.accept().await;
+        let mut peer = FramePeer::server(port.accept().await.accept_tls(&acceptor).await, &[]).await;
+        let opened = peer.next(kind::HEADERS).await;
+        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+        (mute, peer)
+    });
+    assert_eq!(answer.status, 200, "{answer:?}");
+}
+
+/// What is waited for is a connection, whoever dials it.
+#[tokio::test]
+async fn a_deadline_that_strikes_while_another_call_dials_says_so() {
+    let (hedgerow, port, _) = known_and_left("connect_timeout: 15s, hedge: off, breaker: off").await;
+    let url = port.url("/");
+    let mut first = hedgerow.agent().await;
+    first.send(absolute("GET", &url, &[], b"")).await;
+    let _mute = port.accept().await;
+    let answer = hedgerow.agent().await.request("GET", &url, &[("x-request-deadline", "+100ms")], b"").await;
+    assert_eq!((answer.status, &answer.json()["stage"]), (504, &"connect".into()), "{answer:?}");
+}
+
 /// Those who wait for somebody else's dial do not wait longer than for their own.
 #[tokio::test]
 async fn a_burst_at_a_dead_upstream_fails_at_once() {
