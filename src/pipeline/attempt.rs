@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::gate::Pass;
 use super::judge::Judge;
 use super::{Proxy, outgoing};
-use crate::call::Call;
+use crate::call::{Call, Needs};
 use crate::error::{Bound, Cause, Error, Stage};
 use crate::policy::bulkhead::Permit;
 use crate::policy::deadline::Deadline;
@@ -123,19 +123,21 @@ async fn send(
         sends += 1;
         match connection.send(outgoing.request, interim).await {
             Ok((response, exchange)) => return checked(this.call, response, exchange),
-            Err(failure) if sends < MAX_SENDS && may_resend(this.call, may_be_stale, &failure) => {
+            Err(failure) => {
                 if failure.wants_http1 {
-                    lane.upstream.pool.shared.give_up();
+                    lane.upstream.pool.shared.give_up(Instant::now());
+                }
+                // Asked again in the version that was refused, it would be refused again.
+                let is_in_vain = failure.wants_http1 && !may_be_http1(this.call, lane);
+                if is_in_vain || sends == MAX_SENDS || !may_resend(this.call, may_be_stale, &failure) {
+                    if failure.is_refused {
+                        judge.refused();
+                    }
+                    return Err(failure.error);
                 }
                 if !failure.is_refused {
                     since = Some(Instant::now());
                 }
-            }
-            Err(failure) => {
-                if failure.is_refused {
-                    judge.refused();
-                }
-                return Err(failure.error);
             }
         }
     }
@@ -147,6 +149,11 @@ async fn send(
 fn may_resend(call: &Call, may_be_stale: bool, failure: &SendFailure) -> bool {
     let is_harmless = failure.is_unsent || (failure.is_unanswered && call.method.is_idempotent());
     (may_be_stale || failure.is_refused) && is_harmless && call.body.can_be_sent_again()
+}
+
+/// Whether the call could do with HTTP/1.1 at an upstream that knows both versions.
+fn may_be_http1(call: &Call, lane: &Lane) -> bool {
+    call.needs != Needs::Http2 && lane.speech(call.scheme, call.needs).may_be_http1()
 }
 
 /// What a hedge of the same call keeps away from.
@@ -184,7 +191,11 @@ async fn connection(
     let is_allowed = |origin: &Origin| {
         egress::check_address(&lane.config().egress, lane.dialled(), verdict, origin.peer.ip()).is_ok()
     };
-    if since.is_none() && speech.may_be_http1() {
+    let shared = &lane.upstream.pool.shared;
+    // A connection of HTTP/1.1, as a refused WebSocket leaves one, is no good to who needs HTTP/2 and can
+    // have it.
+    let may_be_idle = speech.may_be_http1() && !(call.needs == Needs::Http2 && shared.speaks_http2());
+    if since.is_none() && may_be_idle {
         while let Some(idle) = lane.upstream.pool.take(wanted, now) {
             if is_allowed(idle.origin()) {
                 return idle.prepare(true).await.map(Connection::Http1);
@@ -193,8 +204,7 @@ async fn connection(
     }
     // Boxed, as is the rest that few attempts come to: the room would be part of every request.
     Box::pin(async {
-        let shared = &lane.upstream.pool.shared;
-        if !speech.may_be_http2() || (speech.may_be_http1() && shared.is_given_up()) {
+        if !speech.may_be_http2() || (may_be_http1(call, lane) && shared.is_given_up(now)) {
             return dial(this, lane, speech, wanted, None).await;
         }
         call.progress.enter(Stage::Connect);

@@ -25,6 +25,9 @@ const EXPECTED_STREAMS: usize = 64;
 /// How long requests wait for a new connection's settings before they look elsewhere, and how often
 /// one that waits for a dial looks up.
 const PATIENCE: Duration = Duration::from_millis(250);
+/// How long an upstream that asked for HTTP/1.1 is not offered HTTP/2: one request may want what the others
+/// do not, and a server is not configured for ever.
+const GIVEN_UP_FOR: Duration = Duration::from_secs(5 * 60);
 /// Connections kept for one upstream.
 const MAX_COUNT: usize = 128;
 
@@ -34,7 +37,8 @@ pub struct SharedPool {
     changed: Arc<Notify>,
     /// The last connection with TLS spoke HTTP/2, so that it is worth waiting for the next.
     speaks_http2: AtomicBool,
-    wants_http1: AtomicBool,
+    /// When it last asked for HTTP/1.1 instead.
+    gave_up: Mutex<Option<Instant>>,
 }
 
 struct State {
@@ -60,7 +64,7 @@ impl Default for SharedPool {
             state: Mutex::new(state),
             changed: Arc::default(),
             speaks_http2: AtomicBool::new(false),
-            wants_http1: AtomicBool::new(false),
+            gave_up: Mutex::new(None),
         }
     }
 }
@@ -104,7 +108,7 @@ impl SharedPool {
                     return Ok(Claim::Slot(slot));
                 }
                 // In clear text there is no other version to turn out to be spoken.
-                let is_awaited = wanted.tls.is_none() || self.speaks_http2.load(Ordering::Relaxed);
+                let is_awaited = wanted.tls.is_none() || self.speaks_http2();
                 let is_enough = count(&state.waiting, wanted.pinned) < state.expected(wanted, now);
                 if wanted.is_hedge || !is_awaited || !is_enough || state.failures != failures {
                     if is_awaited {
@@ -124,14 +128,19 @@ impl SharedPool {
         }
     }
 
-    /// The upstream has asked for HTTP/1.1 instead; from now on it is not offered HTTP/2.
-    pub fn give_up(&self) {
-        self.wants_http1.store(true, Ordering::Relaxed);
+    /// Whether the last connection with TLS spoke HTTP/2.
+    pub fn speaks_http2(&self) -> bool {
+        self.speaks_http2.load(Ordering::Relaxed)
     }
 
-    /// Whether the upstream has asked for HTTP/1.1 instead.
-    pub fn is_given_up(&self) -> bool {
-        self.wants_http1.load(Ordering::Relaxed)
+    /// The upstream has asked for HTTP/1.1 instead; it is not offered HTTP/2 for a while.
+    pub fn give_up(&self, now: Instant) {
+        *self.gave_up.lock() = Some(now);
+    }
+
+    /// Whether the upstream has asked for HTTP/1.1 instead, not long ago.
+    pub fn is_given_up(&self, now: Instant) -> bool {
+        self.gave_up.lock().is_some_and(|at| now.saturating_duration_since(at) < GIVEN_UP_FOR)
     }
 
     /// Told when there may be room.
@@ -285,6 +294,15 @@ mod tests {
 
     fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
         future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn http2_is_offered_again_some_time_after_it_was_given_up() {
+        let (pool, now) = (SharedPool::default(), Instant::now());
+        assert!(!pool.is_given_up(now));
+        pool.give_up(now);
+        assert!(pool.is_given_up(now + Duration::from_secs(299)));
+        assert!(!pool.is_given_up(now + Duration::from_secs(300)));
     }
 
     #[tokio::test(start_paused = true)]

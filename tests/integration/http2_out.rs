@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -614,6 +614,72 @@ async fn a_websocket_gets_a_connection_of_http1_from_an_upstream_that_prefers_ht
     }
 }
 
+const GRPC: [(&str, &str); 2] = [("content-type", "application/grpc"), ("te", "trailers")];
+
+/// An upstream that knows both versions and is known to.
+async fn known_for_both(stages: &str) -> (HedgerowProcess, Http2Upstream) {
+    let pki = Pki::new();
+    let mut upstream = Http2Upstream::on([127, 0, 0, 1]).tls(both(&pki, &["127.0.0.1"])).start().await;
+    let policy = format!(
+        "tls: {{ ca_file: \"{}\" }}\n{}",
+        pki.ca_file().display(),
+        tool(upstream.address(), &format!("origin: https, hedge: off, {stages}"))
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let url = upstream.url("/");
+    let (answer, ()) =
+        tokio::join!(hedgerow.get(&url), async { upstream.next().await.respond(200, &[], "h2").await });
+    assert_eq!(answer.text(), "h2");
+    (hedgerow, upstream)
+}
+
+/// A call of gRPC, which has to come over HTTP/2.
+async fn call_grpc(hedgerow: &HedgerowProcess, upstream: &mut Http2Upstream) {
+    let (agent, url) = (Http2Agent::connect(hedgerow.proxy).await, upstream.url("/a.B/C"));
+    let (answer, ()) = tokio::join!(agent.request("POST", &url, &GRPC, "asked"), async {
+        let mut stream = upstream.next().await;
+        assert_eq!(stream.body().await.0, b"asked");
+        stream.head(200, &GRPC[..1]);
+        stream.trailers(&[("grpc-status", "0")]);
+    });
+    assert_eq!((answer.status, answer.trailer("grpc-status")), (200, Some("0")));
+}
+
+#[tokio::test]
+async fn a_call_of_grpc_leaves_an_idle_connection_of_http1_alone() {
+    let (hedgerow, mut upstream) = known_for_both("breaker: off").await;
+    let upgrade = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")];
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &upstream.url("/"), &upgrade, b"")).await;
+    let mut idle = upstream.next_http1().await;
+    idle.read_request().await;
+    idle.send("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await;
+    assert_eq!(agent.read_response().await.status, 404);
+    call_grpc(&hedgerow, &mut upstream).await;
+}
+
+/// RFC 9113 section 7: what refuses HTTP/2 is remembered, also where this request could not go out again.
+#[tokio::test]
+async fn an_upstream_that_requires_http1_gets_it_from_the_next_call_on_but_never_with_grpc() {
+    let (hedgerow, mut upstream) = known_for_both("breaker: off, replay_limit: 1KiB").await;
+    let url = upstream.url("/");
+    let upload = vec![b'x'; 20 * 1024];
+    let post = async { hedgerow.agent().await.request("POST", &url, &[], &upload).await };
+    let (answer, ()) = tokio::join!(post, async {
+        let mut stream = upstream.next().await;
+        stream.chunk().await;
+        stream.reset(Reason::HTTP_1_1_REQUIRED);
+    });
+    assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &url, &[], b"")).await;
+    let mut peer = upstream.next_http1().await;
+    peer.read_request().await;
+    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nold").await;
+    assert_eq!(agent.read_response().await.text(), "old");
+    call_grpc(&hedgerow, &mut upstream).await;
+}
+
 /// What the other version says with its framing.
 #[tokio::test]
 async fn answers_without_a_body_and_of_unknown_length_are_framed_for_http1() {
@@ -1128,8 +1194,11 @@ async fn a_deadline_that_strikes_while_another_call_dials_says_so() {
     let mut first = hedgerow.agent().await;
     first.send(absolute("GET", &url, &[], b"")).await;
     let _mute = port.accept().await;
-    let answer = hedgerow.agent().await.request("GET", &url, &[("x-request-deadline", "+100ms")], b"").await;
-    assert_eq!((answer.status, &answer.json()["stage"]), (504, &"connect".into()), "{answer:?}");
+    let soon = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970") + ms(200);
+    let deadline = format!("{:.3}", soon.as_secs_f64());
+    let answer = hedgerow.agent().await.request("GET", &url, &[("x-request-deadline", &deadline)], b"").await;
+    assert_eq!(answer.status, 504);
+    assert_eq!(answer.json()["detail"], "x-request-deadline struck while connecting");
 }
 
 /// Those who wait for somebody else's dial do not wait longer than for their own.
