@@ -117,12 +117,18 @@ async fn send(
         }
         let version = connection.version();
         let outgoing = outgoing::request(this.call, lane, this.deadline, this.proxy.identity(), version)?;
+        let gate = outgoing.gate.clone();
         let interim = interim(this.call, outgoing.gate, kind);
         this.call.progress.enter(Stage::Head);
         judge.sent();
         sends += 1;
         match connection.send(outgoing.request, interim).await {
-            Ok((response, exchange)) => return checked(this.call, response, exchange),
+            Ok((response, exchange)) => {
+                if let Some(gate) = gate {
+                    gate.shut();
+                }
+                return checked(this.call, response, exchange);
+            }
             Err(failure) => {
                 if failure.wants_http1 {
                     lane.upstream.pool.shared.give_up(Instant::now());
