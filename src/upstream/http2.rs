@@ -13,12 +13,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::Reason;
 use h2::client::{Builder, ResponseFuture, SendRequest};
-use http::{Request, Response, StatusCode};
+use h2::{Reason, RecvStream};
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::connection::{Interim, Origin, SendFailure, client_body_error, is_tls_refusal};
 use super::socket::{Socket, Traffic};
@@ -49,6 +49,9 @@ const MAX_RESPONSE_HEAD: u32 = 64 * 1024;
 const SEND_BUFFER: usize = 64 * 1024;
 /// A request that waited so long while not one byte came on the connection says that it is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
+
+/// How long the last frames of a stream or a connection are waited for.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Tells connections apart.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -249,6 +252,7 @@ impl Slot {
     ) -> Result<(Response<()>, Answering), SendFailure> {
         let (head, body) = request.into_parts();
         let is_bodiless = body.is_end_stream();
+        let is_head = head.method == Method::HEAD;
         let begun = match poll_fn(|cx| self.sender.poll_ready(cx)).await {
             Ok(()) => self.sender.send_request(Request::from_parts(head, ()), is_bodiless),
             Err(error) => Err(error),
@@ -294,8 +298,11 @@ impl Slot {
                 self.is_answered = true;
                 self.shared.vitals.settle();
                 let (head, stream) = response.into_parts();
-                let body = IncomingBody::Http2(StreamBody::new(stream, &head.headers));
-                Ok((Response::from_parts(head, ()), Answering { body, outflow, slot: Some(self) }))
+                let (body, ending) = match is_head || has_no_content(head.status) {
+                    true => (IncomingBody::Empty, Some(stream).filter(|stream| !stream.is_end_stream())),
+                    false => (IncomingBody::Http2(StreamBody::new(stream, &head.headers)), None),
+                };
+                Ok((Response::from_parts(head, ()), Answering { body, ending, outflow, slot: Some(self) }))
             }
             Err(Failed::Exchange(error)) => Err(SendFailure {
                 error,
@@ -355,10 +362,15 @@ fn pass_early(early: &Response<()>, interim: Option<&Interim>) -> Result<(), Fai
     Ok(())
 }
 
+/// Whether an answer of this status never has content (RFC 9110 sections 15.3.5 and 15.4.5).
+fn has_no_content(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
 fn poll_answer(
     answer: &mut ResponseFuture,
     cx: &mut Context<'_>,
-) -> Poll<Result<Response<h2::RecvStream>, h2::Error>> {
+) -> Poll<Result<Response<RecvStream>, h2::Error>> {
     Pin::new(answer).poll(cx)
 }
 
@@ -381,6 +393,8 @@ fn send_on(outflow: &mut Option<Outflow<RequestBody>>, cx: &mut Context<'_>) -> 
 /// A stream with an answer on it.
 pub struct Answering {
     body: IncomingBody,
+    /// The end of an answer without content, which some peers send in a frame of its own.
+    ending: Option<RecvStream>,
     outflow: Option<Outflow<RequestBody>>,
     slot: Option<Slot>,
 }
@@ -407,8 +421,14 @@ impl Answering {
     }
 
     /// Gives the place on the connection back.
-    pub fn finish(mut self) {
-        self.slot = None;
+    pub fn finish(self) {
+        if let Some(mut ending) = self.ending {
+            // Given up before its end, the stream would be reset.
+            tokio::spawn(async move {
+                let _place = self.slot;
+                let _ = timeout(GOODBYE, ending.data()).await;
+            });
+        }
     }
 }
 

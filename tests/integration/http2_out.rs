@@ -614,6 +614,98 @@ async fn a_websocket_gets_a_connection_of_http1_from_an_upstream_that_prefers_ht
     }
 }
 
+/// Some peers end what has no content with a frame of its own.
+#[tokio::test]
+async fn an_answer_without_content_is_whole_with_its_head_and_its_stream_is_not_reset() {
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), "hedge: off")).await;
+    let url = port.url("/");
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &url, &[], b"")).await;
+    let mut peer = FramePeer::server(port.accept().await, &[]).await;
+    let warm = peer.next(kind::HEADERS).await.stream;
+    peer.send(Frame::headers(warm, STATUS_200, true)).await;
+    assert_eq!(agent.read_response().await.status, 200);
+    for (method, status) in [("HEAD", 200), ("GET", 204), ("GET", 304)] {
+        agent.send(absolute(method, &url, &[], b"")).await;
+        let stream = peer.next(kind::HEADERS).await.stream;
+        peer.send(Frame::headers(stream, literal(":status", &status.to_string()), false)).await;
+        assert_eq!(agent.read_response_to(method).await.status, status);
+        peer.send(Frame::new(kind::DATA, END_STREAM, stream, "")).await;
+    }
+    agent.send(absolute("GET", &url, &[], b"")).await;
+    loop {
+        let frame = peer.try_next().await.expect("the connection goes on");
+        assert_ne!(frame.kind, kind::RST_STREAM, "{frame:?}");
+        if frame.kind == kind::HEADERS {
+            peer.send(Frame::headers(frame.stream, STATUS_200, true)).await;
+            break;
+        }
+    }
+    assert_eq!(agent.read_response().await.status, 200);
+    let answered = [TOOL, ("outcome", "answered")];
+    hedgerow.until_metrics(|metrics| metrics.value("hedgerow_requests_total", &answered) == 5.0).await;
+}
+
+/// Whoever has answered without the body never gets it, however long the answer takes.
+#[tokio::test]
+async fn a_body_that_was_never_asked_for_does_not_follow_the_answer() {
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), "hedge: off")).await;
+    let fields = [("Expect", "100-continue"), ("Content-Length", "4")];
+    let mut agent = hedgerow.agent().await;
+    agent.send([absolute("POST", &port.url("/"), &fields, b""), b"body".to_vec()].concat()).await;
+    let mut peer = FramePeer::server(port.accept().await, &[]).await;
+    let stream = peer.next(kind::HEADERS).await.stream;
+    peer.send(Frame::headers(stream, STATUS_200, false)).await;
+    assert_eq!(agent.read_head().await.status, 200);
+    // Past the second after which a body goes out unasked.
+    sleep(ms(1200)).await;
+    peer.send(Frame::new(kind::DATA, END_STREAM, stream, "")).await;
+    let reset = loop {
+        let frame = peer.try_next().await.expect("the connection goes on");
+        assert_ne!(frame.kind, kind::DATA, "{frame:?}");
+        if frame.kind == kind::RST_STREAM {
+            break frame;
+        }
+    };
+    assert_eq!(reset.stream, stream);
+}
+
+/// What cannot be refused by saying so need not be kept.
+#[tokio::test]
+async fn the_body_of_a_post_is_kept_only_for_an_upstream_that_is_known_to_speak_http2() {
+    let pki = Pki::new();
+    for (offered, kept) in [(&["h2", "http/1.1"][..], 4), (&["http/1.1"], 0)] {
+        let acceptor = pki.server_speaking(&["127.0.0.1"], offered);
+        let mut upstream = Http2Upstream::on([127, 0, 0, 1]).tls(acceptor).start().await;
+        let policy = format!(
+            "tls: {{ ca_file: \"{}\" }}\n{}",
+            pki.ca_file().display(),
+            tool(upstream.address(), "origin: https, hedge: off")
+        );
+        let hedgerow = HedgerowProcess::start(&policy).await;
+        let url = upstream.url("/");
+        let post = absolute("POST", &url, &[], b"body");
+        let mut agent = hedgerow.agent().await;
+        if kept == 0 {
+            agent.send(&post).await;
+            let mut peer = upstream.next_http1().await;
+            let request = peer.read_request().await;
+            assert_eq!(peer.read_body(request.framing().unwrap()).await.bytes, b"body");
+            assert_eq!(hedgerow.status().await["replay_bytes"], 0);
+            continue;
+        }
+        let (answer, ()) =
+            tokio::join!(agent.get(&url), async { upstream.next().await.respond(200, &[], "").await });
+        assert_eq!(answer.status, 200);
+        agent.send(&post).await;
+        let mut stream = upstream.next().await;
+        assert_eq!(stream.body().await.0, b"body");
+        assert_eq!(hedgerow.status().await["replay_bytes"], kept);
+    }
+}
+
 const GRPC: [(&str, &str); 2] = [("content-type", "application/grpc"), ("te", "trailers")];
 
 /// An upstream that knows both versions and is known to.
