@@ -13,12 +13,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::client::{Builder, ResponseFuture, SendRequest};
-use h2::{Reason, RecvStream};
+use h2::client::{Builder, Connection, ResponseFuture, SendRequest};
+use h2::{Ping, PingPong, Reason, RecvStream};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::connection::{Interim, Origin, SendFailure, client_body_error, is_tls_refusal};
 use super::socket::{Socket, Traffic};
@@ -50,6 +50,9 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// A request that waited so long while not one byte came on the connection says that it is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 
+/// The length of an answer to a PING. Peers that count the pings of a client while they have nothing to say,
+/// as servers of gRPC do, are not asked again before they have said something else.
+const PONG: u64 = 17;
 /// How long the last frames of a stream or a connection are waited for.
 const GOODBYE: Duration = Duration::from_secs(2);
 
@@ -78,6 +81,12 @@ struct Vitals {
     has_served: AtomicBool,
     /// When the last request left it, counted from its opening.
     left_ms: AtomicU64,
+    /// A request was given up while the connection said nothing.
+    is_in_doubt: AtomicBool,
+    /// Its last user has gone.
+    is_left: AtomicBool,
+    /// Wakes the connection's task for one of the two.
+    look: Notify,
     /// Told whenever there may be room for a stream that there was none for.
     changed: Arc<Notify>,
 }
@@ -128,22 +137,14 @@ impl Shared {
             is_retired: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
             left_ms: AtomicU64::new(0),
+            is_in_doubt: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
+            look: Notify::new(),
             changed,
         });
-        let told = vitals.clone();
+        let pings = connection.ping_pong();
         // Ends with the connection: when the peer closes it, or the last user has gone.
-        tokio::spawn(async move {
-            let ended = poll_fn(|cx| {
-                let polled = Pin::new(&mut connection).poll(cx);
-                told.take_limit(connection.max_concurrent_send_streams());
-                polled
-            })
-            .await;
-            told.retire();
-            if let Err(error) = ended {
-                tracing::debug!(%error, "an HTTP/2 connection to an upstream ended");
-            }
-        });
+        tokio::spawn(Task { connection, vitals: vitals.clone(), traffic: traffic.clone(), pings }.run());
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(Self { id, sender, vitals, traffic, origin, opened: Instant::now() }))
     }
@@ -217,6 +218,87 @@ impl Shared {
             is_reused,
             is_answered: false,
         })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.vitals.is_left.store(true, Ordering::Relaxed);
+        self.vitals.look.notify_one();
+    }
+}
+
+/// What runs a connection, and looks whether its peer is still there.
+struct Task {
+    connection: Connection<Socket, Bytes>,
+    vitals: Arc<Vitals>,
+    traffic: Arc<Traffic>,
+    pings: Option<PingPong>,
+}
+
+/// What the peer's silence means at the end of a wait.
+struct Wait {
+    timer: Pin<Box<Sleep>>,
+    /// Bytes that had come before; `None` when the connection is to end whatever comes.
+    read: Option<u64>,
+}
+
+impl Task {
+    /// Lasts as long as the connection.
+    async fn run(self) {
+        let Self { mut connection, vitals, traffic, mut pings } = self;
+        let mut wait: Option<Wait> = None;
+        // Bytes that were there when the peer was last asked, its answer included.
+        let mut asked_at: Option<u64> = None;
+        loop {
+            let run = poll_fn(|cx| {
+                let polled = Pin::new(&mut connection).poll(cx);
+                vitals.take_limit(connection.max_concurrent_send_streams());
+                polled
+            });
+            tokio::select! {
+                biased;
+                ended = run => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "an HTTP/2 connection to an upstream ended");
+                    }
+                    break;
+                }
+                () = vitals.look.notified() => {
+                    let is_in_doubt = vitals.is_in_doubt.swap(false, Ordering::Relaxed);
+                    let read = traffic.read();
+                    if vitals.is_left.load(Ordering::Relaxed) {
+                        wait = Some(Wait { timer: Box::pin(sleep(GOODBYE)), read: None });
+                    } else if is_in_doubt && wait.is_none() && asked_at.is_none_or(|then| read > then) {
+                        ask(pings.as_mut());
+                        asked_at = Some(read + PONG);
+                        wait = Some(Wait { timer: Box::pin(sleep(DEAD_AFTER)), read: Some(read) });
+                    }
+                }
+                () = elapsed(&mut wait) => match wait.take().and_then(|wait| wait.read) {
+                    None => break,
+                    Some(read) if traffic.read() == read => vitals.retire(),
+                    Some(_) => {}
+                }
+            }
+        }
+        vitals.retire();
+    }
+}
+
+/// Sends a PING. Any byte that comes is answer enough, so the library's own is only fetched to make room for
+/// the next.
+fn ask(pings: Option<&mut PingPong>) {
+    if let Some(pings) = pings {
+        let _ = pings.poll_pong(&mut Context::from_waker(Waker::noop()));
+        let _ = pings.send_ping(Ping::opaque());
+    }
+}
+
+async fn elapsed(wait: &mut Option<Wait>) {
+    match wait {
+        Some(wait) => wait.timer.as_mut().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -333,10 +415,14 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let is_mute = !self.is_answered && self.shared.traffic.read() == self.read_before;
+        let Shared { vitals, opened, .. } = &*self.shared;
         if is_mute && self.claimed.elapsed() >= DEAD_AFTER {
             self.shared.retire();
+        } else if is_mute {
+            // A hedge may have answered in its place, as it would every time.
+            vitals.is_in_doubt.store(true, Ordering::Relaxed);
+            vitals.look.notify_one();
         }
-        let Shared { vitals, opened, .. } = &*self.shared;
         vitals.left_ms.store(opened.elapsed().as_millis() as u64, Ordering::Relaxed);
         vitals.in_flight.fetch_sub(1, Ordering::Relaxed);
         vitals.changed.notify_one();
@@ -447,4 +533,34 @@ fn classify(error: &h2::Error) -> Error {
     }
     // What the library complains about by itself is what the peer did wrong.
     if error.is_library() { Error::UpstreamInvalid(cause) } else { Error::UpstreamReset(cause) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::socket::OwnSockets;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_nobody_uses_any_more_ends_whatever_is_left_on_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(peer).await.unwrap();
+        let near = stream.local_addr().unwrap();
+        let sockets = Arc::new(OwnSockets::default());
+        let mark = sockets.mark(&stream);
+        let origin = Origin { peer, tls: None, is_pinned: false };
+        let shared = Shared::start(Socket::plain(stream, peer, mark), origin, Arc::default()).await.unwrap();
+        // Keeps the library from ending it, as a peer does that takes nothing.
+        let _left = shared.sender.clone();
+        drop(shared);
+        assert!(sockets.holds(near, peer), "the last frames may still go out");
+        let closed = async {
+            while sockets.holds(near, peer) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(GOODBYE * 3, closed).await.expect("the connection ends");
+    }
 }

@@ -100,6 +100,20 @@ async fn a_head_is_told_in_the_words_of_http2() {
     assert_eq!(values(&seen.headers, "cookie").join("; "), "a=1; b=2");
 }
 
+/// RFC 9112 section 3.2 lets `Host` be empty; `:authority` has to name somebody.
+#[tokio::test]
+async fn an_empty_host_in_a_tunnel_becomes_the_authority_of_the_tunnel() {
+    let upstream = Http2Upstream::serving(echo_path).await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off")).await;
+    let mut agent = hedgerow.agent().await;
+    let authority = upstream.address().to_string();
+    assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+    agent.send("GET /x HTTP/1.1\r\nHost:\r\n\r\n").await;
+    let answer = agent.read_response().await;
+    assert_eq!((answer.status, answer.text()), (200, "/x"));
+    assert_eq!(upstream.requests()[0].uri.authority().unwrap().as_str(), authority);
+}
+
 #[tokio::test]
 async fn the_authority_has_no_port_where_host_would_have_none() {
     let (pki, dns) = (Pki::new(), Dns::start(&[("a.test", DnsAnswer::addresses(&["127.0.0.1"]))]).await);
@@ -580,6 +594,42 @@ async fn a_connection_that_has_gone_mute_is_not_used_for_ever() {
         peer
     });
     assert_eq!(answer.status, 200, "on a new connection");
+}
+
+/// Hedges answer for a connection whose peer has gone without a word, so that nobody ever waits on it for long.
+#[tokio::test]
+async fn a_mute_connection_that_hedges_hide_is_found_out_by_a_ping() {
+    let port = RawPort::bind().await;
+    let stages = "breaker: off, hedge: { after: 20ms }, extra_load: { ratio: 100%, floor: 1000/s }";
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), stages)).await;
+    let url = port.url("/");
+    let (answer, mut mute) = tokio::join!(hedgerow.get(&url), async {
+        let mut peer = FramePeer::server(port.accept().await, &[]).await;
+        let opened = peer.next(kind::HEADERS).await;
+        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+        peer
+    });
+    assert_eq!(answer.status, 200);
+    let serve = async {
+        let mut peer = FramePeer::server(port.accept().await, &[]).await;
+        loop {
+            let stream = peer.next(kind::HEADERS).await.stream;
+            peer.send(Frame::headers(stream, STATUS_200, true)).await;
+        }
+    };
+    // It is closed by who asks next for a place.
+    let ask = async {
+        loop {
+            assert_eq!(hedgerow.get(&url).await.status, 200);
+            sleep(ms(50)).await;
+        }
+    };
+    let came = tokio::select! {
+        came = mute.0.all_that_comes_without_closing() => came,
+        () = async { tokio::join!(serve, ask); } => unreachable!(),
+    };
+    let pings = Frame::all_in(&came).iter().filter(|frame| frame.kind == kind::PING).count();
+    assert_eq!(pings, 1, "it is not asked over and over");
 }
 
 #[tokio::test]
