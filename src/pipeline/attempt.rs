@@ -188,7 +188,7 @@ async fn connection(
     // Boxed: the room would be part of every request.
     let verdict = match pinned {
         None => verdict,
-        Some(ip) => Box::pin(verdict_on_pinned(this, lane, verdict, ip)).await,
+        Some(ip) => Box::pin(verdict_on_pinned(this, lane, speech, verdict, ip)).await?,
     };
     // Read last: the first attempt may have got its connection just now.
     let beside = call.progress.first_connection().filter(|_| is_hedge);
@@ -228,9 +228,26 @@ async fn connection(
 }
 
 /// A name that led to the client's address when a connection was made need not lead there now.
-async fn verdict_on_pinned(this: Try<'_>, lane: &Lane, verdict: NameVerdict, ip: IpAddr) -> NameVerdict {
-    let dialer = this.proxy.registry().dialer();
-    dialer.verdict_on_pinned(lane.dialled(), verdict, ip, &this.call.progress).await
+///
+/// In clear text nothing proves that the address is the name's, and the name may be the client's invention:
+/// what the policy adds for that name, such as a key, goes only where it leads.
+async fn verdict_on_pinned(
+    this: Try<'_>,
+    lane: &Lane,
+    speech: Speech<'_>,
+    verdict: NameVerdict,
+    ip: IpAddr,
+) -> Result<NameVerdict, Error> {
+    let (dialer, progress) = (this.proxy.registry().dialer(), &this.call.progress);
+    let adds_fields = lane.policy().rewrite.as_ref().is_some_and(|rules| !rules.set.is_empty());
+    if adds_fields
+        && speech.tls().is_none()
+        && !dialer.addresses(lane.dialled(), progress).await?.contains(&ip)
+    {
+        let rule = "rewrite.headers.set, which is for the host's own addresses";
+        return Err(Error::EgressDenied { rule: rule.into(), by_address: true });
+    }
+    Ok(dialer.verdict_on_pinned(lane.dialled(), verdict, ip, progress).await)
 }
 
 /// A new connection, told to those who wait for it.
