@@ -25,7 +25,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::connection::{Inbound, Reply, Takeover};
 use super::forward;
 use super::socket::{ClientSocket, Http2Stream};
-use crate::call::{InterimSink, expects_continue};
+use crate::call::{ExtendedConnect, InterimSink, expects_continue};
 use crate::config::Limits;
 use crate::pipeline::Proxy;
 use crate::pipeline::answer::{Answer, AnswerBody};
@@ -183,6 +183,7 @@ fn normalise(head: &mut request::Parts) {
         && let Ok(protocol) = HeaderValue::from_str(protocol.as_str())
     {
         head.method = Method::GET;
+        head.extensions.insert(ExtendedConnect);
         if let Some(host) = head.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
             head.headers.insert(header::HOST, host);
         }

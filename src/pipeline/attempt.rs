@@ -325,5 +325,8 @@ fn checked(
     if response.status() == http::StatusCode::SWITCHING_PROTOCOLS && call.upgrade.is_none() {
         return Err(Error::UpstreamInvalid("a 101 that nobody asked for".into()));
     }
+    if response.status().is_success() && call.is_extended_connect {
+        return Err(Error::UpstreamInvalid("an answer that the client would take for its tunnel".into()));
+    }
     Ok((response, exchange))
 }

@@ -8,7 +8,7 @@ use http_body::Body;
 
 use super::ledger::Ledger;
 use super::{Intake, Proxy};
-use crate::call::{Call, CallBody, Needs};
+use crate::call::{Call, CallBody, ExtendedConnect, Needs};
 use crate::error::Error;
 use crate::upstream::registry::{Lane, Speech, Upstream};
 use crate::wire::replay::Replay;
@@ -49,6 +49,7 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
     let mut call = Call {
         needs,
         upgrade,
+        is_extended_connect: head.extensions.get::<ExtendedConnect>().is_some(),
         method: head.method,
         scheme,
         is_unaware,
