@@ -1,11 +1,17 @@
 //! The HTTP/2 connections of one upstream, and who dials the next one.
 //!
 //! A request goes where there is room. Where there is none it waits for the dials that run already, as
-//! long as what they will bring is enough for all who wait, and dials itself otherwise: a burst of a
-//! hundred requests at a peer that takes a hundred streams costs one handshake, and at a peer that takes
-//! two it costs fifty at once and not one after the other. A dial that fails lets everybody who waited
-//! for it dial by himself, so that nobody waits out the connect timeouts of others in a row. Nor does
-//! anybody wait for a dial to an address that a client chose, unless he means the same one.
+//! long as what they will bring is enough for all who wait, and dials itself otherwise. A connection
+//! carries 64 streams at most, so a burst of a hundred requests at a peer that takes as many costs two
+//! handshakes; at a peer that takes two streams it costs fifty, at once and not one after the other. A
+//! dial that fails lets everybody who waited for it dial by himself, so that nobody waits out the connect
+//! timeouts of others in a row; one that is given up with its client is taken over by one of them. Nor
+//! does anybody wait for a dial to an address that a client chose, unless he means the same one, and a
+//! hedge waits for nobody: it is there because something takes too long.
+//!
+//! Over TLS nobody knows before the first handshake whether the upstream speaks HTTP/2, and at one that
+//! does not all but one would have waited in vain. So the very first burst costs a handshake for each of
+//! its requests, as with HTTP/1, and so does the first one behind a connection that spoke HTTP/1.1.
 
 use std::net::IpAddr;
 use std::sync::Arc;
