@@ -40,6 +40,8 @@ pub struct Call {
     pub needs: Needs,
     /// The protocol that the client wants to change to.
     pub upgrade: Option<HeaderValue>,
+    /// It came as an extended CONNECT (RFC 8441), whose client takes any success for its tunnel.
+    pub is_extended_connect: bool,
     /// What must still be sent once for each attempt.
     pub body: CallBody,
     /// Passes interim answers (1xx) to the client; `None` for an HTTP/1.0 one.
@@ -47,6 +49,10 @@ pub struct Call {
     /// What changes while it runs.
     pub progress: Arc<Progress>,
 }
+
+/// Marks the head of a request that came as an extended CONNECT (RFC 8441).
+#[derive(Debug, Clone, Copy)]
+pub struct ExtendedConnect;
 
 /// Which version of HTTP a call cannot do without, where the policy leaves it open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,12 +94,20 @@ pub enum CallBody {
 }
 
 impl CallBody {
-    /// Whether one more attempt could send all of it.
+    /// Whether one more attempt could send all of it beside those that run.
     pub fn can_be_sent(&self) -> bool {
         match self {
             Self::Empty => true,
             Self::Once(body) => body.lock().is_some(),
             Self::Replay(replay) => replay.is_whole(),
+        }
+    }
+
+    /// Whether the attempt that was sending it could send all of it once more.
+    pub fn can_be_sent_again(&self) -> bool {
+        match self {
+            Self::Replay(replay) => replay.is_whole() || replay.is_untouched(),
+            Self::Empty | Self::Once(_) => self.can_be_sent(),
         }
     }
 }

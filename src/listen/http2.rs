@@ -27,7 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::connection::{Inbound, Reply, Takeover};
 use super::forward;
 use super::socket::{ClientSocket, Http2Stream};
-use crate::call::{InterimSink, expects_continue};
+use crate::call::{ExtendedConnect, InterimSink, expects_continue};
 use crate::config::Limits;
 use crate::error::{Cause, Error};
 use crate::pipeline::Proxy;
@@ -187,6 +187,7 @@ fn normalise(head: &mut request::Parts) -> Option<WebSocketKey> {
         && let Ok(upgrade) = HeaderValue::from_str(protocol.as_str())
     {
         head.method = Method::GET;
+        head.extensions.insert(ExtendedConnect);
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         head.headers.insert(header::UPGRADE, upgrade);
         if protocol.as_str().eq_ignore_ascii_case("websocket") {

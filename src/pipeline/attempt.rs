@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::gate::Pass;
 use super::judge::Judge;
 use super::{Proxy, outgoing};
-use crate::call::Call;
+use crate::call::{Call, Needs};
 use crate::error::{Bound, Cause, Error, Stage};
 use crate::policy::bulkhead::Permit;
 use crate::policy::deadline::Deadline;
@@ -94,11 +94,12 @@ pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Re
     }
 }
 
-/// Most connections that one attempt sends its request on.
+/// How often one attempt sends a request that upstreams refuse to look at.
 const MAX_SENDS: u32 = 3;
 
-/// Sends the request; once more on another connection when a reused one turns out to be dead, or the
-/// upstream refuses to look at it, and nothing can have come of it.
+/// Sends the request. Where nothing can have come of it, it goes out again: once when the connection was
+/// a reused one and turns out to be dead, on one that was opened since; up to [`MAX_SENDS`] times in all
+/// when the upstream refuses to look at it.
 async fn send(
     this: Try<'_>,
     lane: &Lane,
@@ -106,29 +107,44 @@ async fn send(
     judge: &mut Judge,
 ) -> Result<(Response<()>, Exchange), Error> {
     this.call.progress.count_attempt();
-    let mut may_reuse = true;
+    let mut since = None;
     let mut sends = 0;
     loop {
-        let connection = connection(this, lane, kind, may_reuse, judge.started()).await?;
-        let is_reused = connection.is_reused();
+        let connection = connection(this, lane, kind, since, judge.started()).await?;
+        let may_be_stale = connection.is_reused() && since.is_none();
         if kind == AttemptKind::Primary {
             note_first(this, &connection);
         }
         let version = connection.version();
         let outgoing = outgoing::request(this.call, lane, this.deadline, this.proxy.identity(), version)?;
+        let gate = outgoing.gate.clone();
         let interim = interim(this.call, outgoing.gate, kind);
         this.call.progress.enter(Stage::Head);
         judge.sent();
         sends += 1;
         match connection.send(outgoing.request, interim).await {
-            Ok((response, exchange)) => return checked(this.call, response, exchange),
-            Err(failure) if sends < MAX_SENDS && may_resend(this.call, is_reused, &failure) => {
-                if failure.wants_http1 {
-                    lane.upstream.pool.shared.give_up();
+            Ok((response, exchange)) => {
+                if let Some(gate) = gate {
+                    gate.shut();
                 }
-                may_reuse = failure.is_refused;
+                return checked(this.call, response, exchange);
             }
-            Err(failure) => return Err(failure.error),
+            Err(failure) => {
+                if failure.wants_http1 {
+                    lane.upstream.pool.shared.give_up(Instant::now());
+                }
+                // Asked again in the version that was refused, it would be refused again.
+                let is_in_vain = failure.wants_http1 && !may_be_http1(this.call, lane);
+                if is_in_vain || sends == MAX_SENDS || !may_resend(this.call, may_be_stale, &failure) {
+                    if failure.is_refused {
+                        judge.refused();
+                    }
+                    return Err(failure.error);
+                }
+                if !failure.is_refused {
+                    since = Some(Instant::now());
+                }
+            }
         }
     }
 }
@@ -136,9 +152,14 @@ async fn send(
 /// A request may go out again when no byte of it left, or when no byte of an answer came and sending
 /// it twice does no more than once (RFC 9110 section 9.2.2, RFC 9112 section 9.3.1). What the upstream
 /// has refused to look at may in any case (RFC 9113 section 8.7).
-fn may_resend(call: &Call, is_reused: bool, failure: &SendFailure) -> bool {
+fn may_resend(call: &Call, may_be_stale: bool, failure: &SendFailure) -> bool {
     let is_harmless = failure.is_unsent || (failure.is_unanswered && call.method.is_idempotent());
-    (is_reused || failure.is_refused) && is_harmless && call.body.can_be_sent()
+    (may_be_stale || failure.is_refused) && is_harmless && call.body.can_be_sent_again()
+}
+
+/// Whether the call could do with HTTP/1.1 at an upstream that knows both versions.
+fn may_be_http1(call: &Call, lane: &Lane) -> bool {
+    call.needs != Needs::Http2 && lane.speech(call.scheme, call.needs).may_be_http1()
 }
 
 /// What a hedge of the same call keeps away from.
@@ -155,28 +176,32 @@ async fn connection(
     this: Try<'_>,
     lane: &Lane,
     kind: AttemptKind,
-    may_reuse: bool,
+    since: Option<Instant>,
     now: Instant,
 ) -> Result<Connection, Error> {
     let Try { call, .. } = this;
     let speech = lane.speech(call.scheme, call.needs);
     let verdict = egress::check_name(&lane.config().egress, lane.dialled())?;
-    let (avoid, beside) = match kind {
-        AttemptKind::Hedge => (Box::pin(other_address(this, lane)).await, call.progress.first_connection()),
-        _ => (None, None),
-    };
+    let is_hedge = kind == AttemptKind::Hedge;
+    let avoid = if is_hedge { Box::pin(other_address(this, lane)).await } else { None };
     let pinned = call.pinned.filter(|_| !lane.has_endpoint());
     // Boxed: the room would be part of every request.
     let verdict = match pinned {
         None => verdict,
-        Some(ip) => Box::pin(verdict_on_pinned(this, lane, verdict, ip)).await,
+        Some(ip) => Box::pin(verdict_on_pinned(this, lane, speech, verdict, ip)).await?,
     };
-    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside };
+    // Read last: the first attempt may have got its connection just now.
+    let beside = call.progress.first_connection().filter(|_| is_hedge);
+    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside, since, is_hedge };
     // A reload can have closed a door that was open when a connection was made.
     let is_allowed = |origin: &Origin| {
         egress::check_address(&lane.config().egress, lane.dialled(), verdict, origin.peer.ip()).is_ok()
     };
-    if may_reuse && speech.may_be_http1() {
+    let shared = &lane.upstream.pool.shared;
+    // A connection of HTTP/1.1, as a refused WebSocket leaves one, is no good to who needs HTTP/2 and can
+    // have it.
+    let may_be_idle = speech.may_be_http1() && !(call.needs == Needs::Http2 && shared.speaks_http2());
+    if since.is_none() && may_be_idle {
         while let Some(idle) = lane.upstream.pool.take(wanted, now) {
             if is_allowed(idle.origin()) {
                 return idle.prepare(true).await.map(Connection::Http1);
@@ -185,12 +210,12 @@ async fn connection(
     }
     // Boxed, as is the rest that few attempts come to: the room would be part of every request.
     Box::pin(async {
-        let shared = &lane.upstream.pool.shared;
-        if !speech.may_be_http2() || (speech.may_be_http1() && shared.is_given_up()) {
+        if !speech.may_be_http2() || (may_be_http1(call, lane) && shared.is_given_up(now)) {
             return dial(this, lane, speech, wanted, None).await;
         }
+        call.progress.enter(Stage::Connect);
         loop {
-            match shared.claim(wanted, now).await {
+            match shared.claim(wanted, now, lane.stages().connect_timeout).await? {
                 Claim::Slot(slot) if is_allowed(slot.shared().origin()) => {
                     return Ok(Connection::Http2(slot));
                 }
@@ -203,9 +228,26 @@ async fn connection(
 }
 
 /// A name that led to the client's address when a connection was made need not lead there now.
-async fn verdict_on_pinned(this: Try<'_>, lane: &Lane, verdict: NameVerdict, ip: IpAddr) -> NameVerdict {
-    let dialer = this.proxy.registry().dialer();
-    dialer.verdict_on_pinned(lane.dialled(), verdict, ip, &this.call.progress).await
+///
+/// In clear text nothing proves that the address is the name's, and the name may be the client's invention:
+/// what the policy adds for that name, such as a key, goes only where it leads.
+async fn verdict_on_pinned(
+    this: Try<'_>,
+    lane: &Lane,
+    speech: Speech<'_>,
+    verdict: NameVerdict,
+    ip: IpAddr,
+) -> Result<NameVerdict, Error> {
+    let (dialer, progress) = (this.proxy.registry().dialer(), &this.call.progress);
+    let adds_fields = lane.policy().rewrite.as_ref().is_some_and(|rules| !rules.set.is_empty());
+    if adds_fields
+        && speech.tls().is_none()
+        && !dialer.addresses(lane.dialled(), progress).await?.contains(&ip)
+    {
+        let rule = "rewrite.headers.set, which is for the host's own addresses";
+        return Err(Error::EgressDenied { rule: rule.into(), by_address: true });
+    }
+    Ok(dialer.verdict_on_pinned(lane.dialled(), verdict, ip, progress).await)
 }
 
 /// A new connection, told to those who wait for it.
@@ -214,7 +256,22 @@ async fn dial(
     lane: &Lane,
     speech: Speech<'_>,
     wanted: Wanted<'_>,
-    dialing: Option<Dialing<'_>>,
+    mut dialing: Option<Dialing<'_>>,
+) -> Result<Connection, Error> {
+    let dialled = dial_for(this, lane, speech, wanted, &mut dialing).await;
+    // What the dial brings has taken it.
+    if let Some(dialing) = dialing {
+        dialing.failed();
+    }
+    dialled
+}
+
+async fn dial_for(
+    this: Try<'_>,
+    lane: &Lane,
+    speech: Speech<'_>,
+    wanted: Wanted<'_>,
+    dialing: &mut Option<Dialing<'_>>,
 ) -> Result<Connection, Error> {
     let to = Destination {
         authority: lane.dialled(),
@@ -225,18 +282,20 @@ async fn dial(
         timeout: lane.stages().connect_timeout,
         avoid: wanted.avoid,
     };
+    let end = Instant::now() + to.timeout;
     let socket = this.proxy.registry().dialer().socket(to, &this.call.progress).await?;
     let origin = Origin { peer: socket.peer(), tls: wanted.tls.cloned(), is_pinned: wanted.pinned.is_some() };
-    let Some(dialing) = dialing else {
-        return Idle::new(socket, origin).prepare(false).await.map(Connection::Http1);
-    };
-    if !speech.is_http2(&socket) {
-        dialing.was_for_one();
+    if dialing.is_none() || !speech.is_http2(&socket) {
+        if let Some(dialing) = dialing.take() {
+            dialing.was_for_one();
+        }
         return Idle::new(socket, origin).prepare(false).await.map(Connection::Http1);
     }
-    let shared = Shared::start(socket, origin, lane.upstream.pool.shared.changed()).await?;
-    // A new connection has room for one at least.
-    dialing.succeeded(&shared).map(Connection::Http2).ok_or(Error::UpstreamReset(Cause::NONE))
+    let start = Shared::start(socket, origin, lane.upstream.pool.shared.changed());
+    let shared = timeout_at(end, start).await.unwrap_or(Err(Error::ConnectTimeout))?;
+    // A new connection has room for one at least, unless it has gone already.
+    let slot = dialing.take().and_then(|dialing| dialing.succeeded(&shared));
+    slot.map(Connection::Http2).ok_or(Error::UpstreamReset(Cause::NONE))
 }
 
 /// The address that the first attempt went to, when the name has another one to go to instead.
@@ -265,6 +324,9 @@ fn checked(
     framing::check_response(response.headers()).map_err(|what| Error::UpstreamInvalid(what.into()))?;
     if response.status() == http::StatusCode::SWITCHING_PROTOCOLS && call.upgrade.is_none() {
         return Err(Error::UpstreamInvalid("a 101 that nobody asked for".into()));
+    }
+    if response.status().is_success() && call.is_extended_connect {
+        return Err(Error::UpstreamInvalid("an answer that the client would take for its tunnel".into()));
     }
     Ok((response, exchange))
 }

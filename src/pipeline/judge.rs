@@ -36,6 +36,9 @@ pub struct Judge {
     started: Instant,
     /// Whether the request has gone out, so that time says something about the upstream.
     is_sent: bool,
+    /// The upstream has refused to look at the request, as one that is restarted or full does: an attempt
+    /// that it never accepted is not its failure.
+    is_refused: bool,
     head: Option<Head>,
     is_done: bool,
 }
@@ -81,7 +84,17 @@ impl Judge {
         kind: AttemptKind,
         started: Instant,
     ) -> Self {
-        Self { lane, progress, admission, kind, started, is_sent: false, head: None, is_done: false }
+        Self {
+            lane,
+            progress,
+            admission,
+            kind,
+            started,
+            is_sent: false,
+            is_refused: false,
+            head: None,
+            is_done: false,
+        }
     }
 
     /// When the attempt passed its gates.
@@ -92,6 +105,11 @@ impl Judge {
     /// The request goes out now.
     pub fn sent(&mut self) {
         self.is_sent = true;
+    }
+
+    /// The upstream has refused to look at the request, and it will not be sent again.
+    pub fn refused(&mut self) {
+        self.is_refused = true;
     }
 
     /// The head has come: a sample, unless it is a failure that came fast. A probe that turns out to
@@ -154,6 +172,7 @@ impl Judge {
     pub fn fail(&mut self, error: &Error, now: Instant) {
         let verdict = match error {
             Error::DeadlineExceeded { .. } => self.by_deadline(now),
+            _ if self.is_refused => Verdict::Neutral,
             error if error.counts_against_upstream() => Verdict::Failure,
             _ => Verdict::Neutral,
         };

@@ -49,11 +49,15 @@ pub fn request(
     let is_http2 = version == Version::HTTP_2;
 
     let mut headers = HeaderMap::with_capacity(call.headers.len() + OWN_FIELDS);
-    let host = host(call, lane)?;
-    if !is_http2 {
-        *request.extensions_mut() = call.spelling.clone();
-        headers.insert(header::HOST, host.clone());
-    }
+    let host = host(call, lane, is_http2)?;
+    let authority = match is_http2 {
+        true => Some(host),
+        false => {
+            *request.extensions_mut() = call.spelling.clone();
+            headers.insert(header::HOST, host);
+            None
+        }
+    };
     let forwarded = Forwarded::of(&call.headers);
     for (name, value) in forwarded.iter() {
         if name != header::HOST && !(deadline.is_some() && is_deadline_field(name)) {
@@ -87,9 +91,9 @@ pub fn request(
         target = rewrite::target(rules, &target)?;
         rewrite::fields(rules, &mut headers);
     }
-    *request.uri_mut() = match is_http2 {
-        false => Uri::from(target),
-        true => absolute(lane.speech(call.scheme, call.needs).scheme(), &host, target)?,
+    *request.uri_mut() = match authority {
+        None => Uri::from(target),
+        Some(host) => absolute(lane.speech(call.scheme, call.needs).scheme(), &host, target)?,
     };
     *request.headers_mut() = headers;
     Ok(Outgoing { request, gate })
@@ -111,8 +115,13 @@ fn body(call: &Call) -> Result<(RequestBody, Option<Continue>), Error> {
     Ok((body, None))
 }
 
-fn host(call: &Call, lane: &Lane) -> Result<HeaderValue, Error> {
-    if let Some(own) = call.headers.get(header::HOST).filter(|_| call.is_unaware && !lane.has_endpoint()) {
+/// What `Host` says, or `:authority`, which unlike it is never empty.
+fn host(call: &Call, lane: &Lane, is_http2: bool) -> Result<HeaderValue, Error> {
+    if call.is_unaware
+        && !lane.has_endpoint()
+        && let Some(own) = call.headers.get(header::HOST)
+        && !(is_http2 && own.is_empty())
+    {
         return Ok(own.clone());
     }
     let scheme = lane.speech(call.scheme, call.needs).scheme();

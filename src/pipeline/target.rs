@@ -8,9 +8,9 @@ use http_body::Body;
 
 use super::ledger::Ledger;
 use super::{Intake, Proxy};
-use crate::call::{Call, CallBody, Needs};
+use crate::call::{Call, CallBody, ExtendedConnect, Needs};
 use crate::error::Error;
-use crate::upstream::registry::{Lane, Upstream};
+use crate::upstream::registry::{Lane, Speech, Upstream};
 use crate::wire::replay::Replay;
 use crate::wire::{grpc, hop_by_hop};
 
@@ -49,6 +49,7 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
     let mut call = Call {
         needs,
         upgrade,
+        is_extended_connect: head.extensions.get::<ExtendedConnect>().is_some(),
         method: head.method,
         scheme,
         is_unaware,
@@ -63,8 +64,13 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
     if !body.is_end_stream() {
         let limit = lane.stages().replay_limit;
         let methods = lane.stages().hedge.as_ref().map_or(&[][..], |hedge| &hedge.methods);
-        // An HTTP/2 upstream can say that it has not looked at a request: then any may go out again.
-        let may_be_refused = lane.speech(call.scheme, call.needs).may_be_http2();
+        // An HTTP/2 upstream can say that it has not looked at a request: then any may go out again. As far
+        // as it is known to speak it, since keeping bodies costs memory that hedges of others want.
+        let may_be_refused = match lane.speech(call.scheme, call.needs) {
+            Speech::Clear2 => true,
+            Speech::Tls(_) => lane.upstream.pool.shared.speaks_http2(),
+            Speech::Clear | Speech::Tls1(_) => false,
+        };
         let may_repeat =
             may_be_refused || call.method.is_idempotent() || call.is_idempotent(methods, lane.route());
         call.body = if may_repeat && limit > 0 {

@@ -52,6 +52,10 @@ pub struct Wanted<'a> {
     pub avoid: Option<IpAddr>,
     /// Not this shared connection, as another attempt is on it.
     pub beside: Option<u64>,
+    /// None that was opened before this, as such a one has turned out to be dead.
+    pub since: Option<Instant>,
+    /// For a hedge, which is there because something takes too long: it waits for nobody's dial.
+    pub is_hedge: bool,
 }
 
 impl Wanted<'_> {
@@ -151,7 +155,7 @@ impl Interim {
 pub struct SendFailure {
     /// What to tell the caller.
     pub error: Error,
-    /// No byte of an answer came.
+    /// The connection has gone, and no byte of an answer came.
     pub is_unanswered: bool,
     /// The upstream has done nothing with it: no byte of it left, or the upstream said so.
     pub is_unsent: bool,

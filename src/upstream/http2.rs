@@ -9,16 +9,16 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::Reason;
-use h2::client::{Builder, ResponseFuture, SendRequest};
-use http::{Request, Response, StatusCode};
+use h2::client::{Builder, Connection, ResponseFuture, SendRequest};
+use h2::{Ping, PingPong, Reason, RecvStream};
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::connection::{Interim, Origin, SendFailure, client_body_error, is_tls_refusal};
 use super::socket::{Socket, Traffic};
@@ -30,6 +30,8 @@ use crate::wire::outflow::{Outflow, Stopped};
 /// Streams that we open on one connection, whatever the peer would take: so many windows make up the
 /// connection's, and a stream whose client does not read never takes its neighbours' share.
 const MAX_STREAMS: usize = 64;
+/// Streams on a connection until the peer has said how many it takes: RFC 9113 section 5.1.2 lets it say one.
+const FIRST_STREAMS: usize = 1;
 /// What one stream may have on its way to a client that does not read.
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// What all streams of a connection may have on their way.
@@ -48,6 +50,12 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// A request that waited so long while not one byte came on the connection says that it is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 
+/// The length of an answer to a PING. Peers that count the pings of a client while they have nothing to say,
+/// as servers of gRPC do, are not asked again before they have said something else.
+const PONG: u64 = 17;
+/// How long the last frames of a stream or a connection are waited for.
+const GOODBYE: Duration = Duration::from_secs(2);
+
 /// Tells connections apart.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -64,17 +72,33 @@ pub struct Shared {
 /// What the connection's task and its users tell each other.
 struct Vitals {
     in_flight: AtomicUsize,
+    /// Streams that the peer takes, as its settings last said: asking the library takes a lock that all who
+    /// use the connection share.
+    limit: AtomicUsize,
     /// The peer has said how many streams it takes.
     is_settled: AtomicBool,
     is_retired: AtomicBool,
     has_served: AtomicBool,
     /// When the last request left it, counted from its opening.
     left_ms: AtomicU64,
+    /// A request was given up while the connection said nothing.
+    is_in_doubt: AtomicBool,
+    /// Its last user has gone.
+    is_left: AtomicBool,
+    /// Wakes the connection's task for one of the two.
+    look: Notify,
     /// Told whenever there may be room for a stream that there was none for.
     changed: Arc<Notify>,
 }
 
 impl Vitals {
+    fn take_limit(&self, limit: usize) {
+        self.limit.store(limit.min(MAX_STREAMS), Ordering::Relaxed);
+        if limit != FIRST_STREAMS {
+            self.settle();
+        }
+    }
+
     fn settle(&self) {
         if !self.is_settled.swap(true, Ordering::Relaxed) {
             self.changed.notify_waiters();
@@ -96,8 +120,7 @@ impl Shared {
         let traffic = socket.traffic();
         let (sender, mut connection) = Builder::new()
             .enable_push(false)
-            // Until the peer has said how many it takes: RFC 9113 section 5.1.2 lets it say one.
-            .initial_max_send_streams(1)
+            .initial_max_send_streams(FIRST_STREAMS)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .data_frame_budget(SMALL_FRAMES)
@@ -109,28 +132,19 @@ impl Shared {
             .map_err(|error| classify(&error))?;
         let vitals = Arc::new(Vitals {
             in_flight: AtomicUsize::new(0),
+            limit: AtomicUsize::new(FIRST_STREAMS),
             is_settled: AtomicBool::new(false),
             is_retired: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
             left_ms: AtomicU64::new(0),
+            is_in_doubt: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
+            look: Notify::new(),
             changed,
         });
-        let told = vitals.clone();
+        let pings = connection.ping_pong();
         // Ends with the connection: when the peer closes it, or the last user has gone.
-        tokio::spawn(async move {
-            let ended = poll_fn(|cx| {
-                let polled = Pin::new(&mut connection).poll(cx);
-                if connection.max_concurrent_send_streams() != 1 {
-                    told.settle();
-                }
-                polled
-            })
-            .await;
-            told.retire();
-            if let Err(error) = ended {
-                tracing::debug!(%error, "an HTTP/2 connection to an upstream ended");
-            }
-        });
+        tokio::spawn(Task { connection, vitals: vitals.clone(), traffic: traffic.clone(), pings }.run());
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(Self { id, sender, vitals, traffic, origin, opened: Instant::now() }))
     }
@@ -178,18 +192,27 @@ impl Shared {
 
     /// How many streams it takes at once.
     pub fn limit(&self) -> usize {
-        self.sender.current_max_send_streams().min(MAX_STREAMS)
+        self.vitals.limit.load(Ordering::Relaxed)
     }
 
     /// A place for one request, if there is one. To be called by one at a time.
+    ///
+    /// A connection whose peer has said GOAWAY lasts as long as what is on it, but takes nothing more: it
+    /// is found out here, since a request that fails on it may have a body that passes only once.
     pub fn claim(self: &Arc<Self>) -> Option<Slot> {
         if self.is_retired() || self.in_flight() >= self.limit() {
+            return None;
+        }
+        let mut sender = self.sender.clone();
+        if let Poll::Ready(Err(_)) = sender.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            self.retire();
             return None;
         }
         self.vitals.in_flight.fetch_add(1, Ordering::Relaxed);
         let is_reused = self.vitals.has_served.swap(true, Ordering::Relaxed);
         Some(Slot {
             shared: self.clone(),
+            sender,
             read_before: self.traffic.read(),
             claimed: Instant::now(),
             is_reused,
@@ -198,9 +221,91 @@ impl Shared {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.vitals.is_left.store(true, Ordering::Relaxed);
+        self.vitals.look.notify_one();
+    }
+}
+
+/// What runs a connection, and looks whether its peer is still there.
+struct Task {
+    connection: Connection<Socket, Bytes>,
+    vitals: Arc<Vitals>,
+    traffic: Arc<Traffic>,
+    pings: Option<PingPong>,
+}
+
+/// What the peer's silence means at the end of a wait.
+struct Wait {
+    timer: Pin<Box<Sleep>>,
+    /// Bytes that had come before; `None` when the connection is to end whatever comes.
+    read: Option<u64>,
+}
+
+impl Task {
+    /// Lasts as long as the connection.
+    async fn run(self) {
+        let Self { mut connection, vitals, traffic, mut pings } = self;
+        let mut wait: Option<Wait> = None;
+        // Bytes that were there when the peer was last asked, its answer included.
+        let mut asked_at: Option<u64> = None;
+        loop {
+            let run = poll_fn(|cx| {
+                let polled = Pin::new(&mut connection).poll(cx);
+                vitals.take_limit(connection.max_concurrent_send_streams());
+                polled
+            });
+            tokio::select! {
+                biased;
+                ended = run => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "an HTTP/2 connection to an upstream ended");
+                    }
+                    break;
+                }
+                () = vitals.look.notified() => {
+                    let is_in_doubt = vitals.is_in_doubt.swap(false, Ordering::Relaxed);
+                    let read = traffic.read();
+                    if vitals.is_left.load(Ordering::Relaxed) {
+                        wait = Some(Wait { timer: Box::pin(sleep(GOODBYE)), read: None });
+                    } else if is_in_doubt && wait.is_none() && asked_at.is_none_or(|then| read > then) {
+                        ask(pings.as_mut());
+                        asked_at = Some(read + PONG);
+                        wait = Some(Wait { timer: Box::pin(sleep(DEAD_AFTER)), read: Some(read) });
+                    }
+                }
+                () = elapsed(&mut wait) => match wait.take().and_then(|wait| wait.read) {
+                    None => break,
+                    Some(read) if traffic.read() == read => vitals.retire(),
+                    Some(_) => {}
+                }
+            }
+        }
+        vitals.retire();
+    }
+}
+
+/// Sends a PING. Any byte that comes is answer enough, so the library's own is only fetched to make room for
+/// the next.
+fn ask(pings: Option<&mut PingPong>) {
+    if let Some(pings) = pings {
+        let _ = pings.poll_pong(&mut Context::from_waker(Waker::noop()));
+        let _ = pings.send_ping(Ping::opaque());
+    }
+}
+
+async fn elapsed(wait: &mut Option<Wait>) {
+    match wait {
+        Some(wait) => wait.timer.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// One request's place on a connection; given back when dropped.
 pub struct Slot {
     shared: Arc<Shared>,
+    sender: SendRequest<Bytes>,
     read_before: u64,
     claimed: Instant,
     is_reused: bool,
@@ -229,9 +334,9 @@ impl Slot {
     ) -> Result<(Response<()>, Answering), SendFailure> {
         let (head, body) = request.into_parts();
         let is_bodiless = body.is_end_stream();
-        let mut sender = self.shared.sender.clone();
-        let begun = match poll_fn(|cx| sender.poll_ready(cx)).await {
-            Ok(()) => sender.send_request(Request::from_parts(head, ()), is_bodiless),
+        let is_head = head.method == Method::HEAD;
+        let begun = match poll_fn(|cx| self.sender.poll_ready(cx)).await {
+            Ok(()) => self.sender.send_request(Request::from_parts(head, ()), is_bodiless),
             Err(error) => Err(error),
         };
         let (mut answer, stream) = match begun {
@@ -240,21 +345,25 @@ impl Slot {
                 // What takes no stream any more would refuse the next one as well.
                 self.shared.retire();
                 return Err(SendFailure {
-                    error: classify(&error),
                     is_unanswered: true,
                     is_unsent: true,
-                    is_refused: true,
+                    is_refused: is_unprocessed(&error),
                     wants_http1: false,
+                    error: classify(&error),
                 });
             }
         };
         let mut outflow = (!is_bodiless).then(|| Outflow::new(body, stream));
+        let mut has_begun = false;
         let outcome = poll_fn(|cx| {
             // The answer is asked for only once it is there: asked before, it would throw away interim ones
             // that come in the same moment.
             loop {
                 match answer.poll_informational(cx) {
-                    Poll::Ready(Some(Ok(early))) => pass_early(&early, interim.as_ref())?,
+                    Poll::Ready(Some(Ok(early))) => {
+                        has_begun = true;
+                        pass_early(&early, interim.as_ref())?;
+                    }
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(Failed::Stream(error))),
                     Poll::Ready(None) => return poll_answer(&mut answer, cx).map_err(Failed::Stream),
                     Poll::Pending => break,
@@ -271,8 +380,11 @@ impl Slot {
                 self.is_answered = true;
                 self.shared.vitals.settle();
                 let (head, stream) = response.into_parts();
-                let body = IncomingBody::Http2(StreamBody::new(stream, &head.headers));
-                Ok((Response::from_parts(head, ()), Answering { body, outflow, slot: Some(self) }))
+                let (body, ending) = match is_head || has_no_content(head.status) {
+                    true => (IncomingBody::Empty, Some(stream).filter(|stream| !stream.is_end_stream())),
+                    false => (IncomingBody::Http2(StreamBody::new(stream, &head.headers)), None),
+                };
+                Ok((Response::from_parts(head, ()), Answering { body, ending, outflow, slot: Some(self) }))
             }
             Err(Failed::Exchange(error)) => Err(SendFailure {
                 error,
@@ -282,16 +394,18 @@ impl Slot {
                 wants_http1: false,
             }),
             Err(Failed::Stream(error)) => {
-                let is_refused = is_unprocessed(&error);
+                let is_refused = is_unprocessed(&error) && !has_begun;
                 if error.is_go_away() || error.is_io() {
                     self.shared.retire();
                 }
                 Err(SendFailure {
-                    error: classify(&error),
-                    is_unanswered: true,
+                    // A reset speaks of a request that was looked at; only a connection that went away may
+                    // have gone before.
+                    is_unanswered: is_refused || (error.is_io() && !has_begun),
                     is_unsent: is_refused,
                     is_refused,
                     wants_http1: error.reason() == Some(Reason::HTTP_1_1_REQUIRED),
+                    error: classify(&error),
                 })
             }
         }
@@ -301,10 +415,14 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let is_mute = !self.is_answered && self.shared.traffic.read() == self.read_before;
+        let Shared { vitals, opened, .. } = &*self.shared;
         if is_mute && self.claimed.elapsed() >= DEAD_AFTER {
             self.shared.retire();
+        } else if is_mute {
+            // A hedge may have answered in its place, as it would every time.
+            vitals.is_in_doubt.store(true, Ordering::Relaxed);
+            vitals.look.notify_one();
         }
-        let Shared { vitals, opened, .. } = &*self.shared;
         vitals.left_ms.store(opened.elapsed().as_millis() as u64, Ordering::Relaxed);
         vitals.in_flight.fetch_sub(1, Ordering::Relaxed);
         vitals.changed.notify_one();
@@ -330,10 +448,15 @@ fn pass_early(early: &Response<()>, interim: Option<&Interim>) -> Result<(), Fai
     Ok(())
 }
 
+/// Whether an answer of this status never has content (RFC 9110 sections 15.3.5 and 15.4.5).
+fn has_no_content(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
 fn poll_answer(
     answer: &mut ResponseFuture,
     cx: &mut Context<'_>,
-) -> Poll<Result<Response<h2::RecvStream>, h2::Error>> {
+) -> Poll<Result<Response<RecvStream>, h2::Error>> {
     Pin::new(answer).poll(cx)
 }
 
@@ -356,6 +479,8 @@ fn send_on(outflow: &mut Option<Outflow<RequestBody>>, cx: &mut Context<'_>) -> 
 /// A stream with an answer on it.
 pub struct Answering {
     body: IncomingBody,
+    /// The end of an answer without content, which some peers send in a frame of its own.
+    ending: Option<RecvStream>,
     outflow: Option<Outflow<RequestBody>>,
     slot: Option<Slot>,
 }
@@ -382,8 +507,14 @@ impl Answering {
     }
 
     /// Gives the place on the connection back.
-    pub fn finish(mut self) {
-        self.slot = None;
+    pub fn finish(self) {
+        if let Some(mut ending) = self.ending {
+            // Given up before its end, the stream would be reset.
+            tokio::spawn(async move {
+                let _place = self.slot;
+                let _ = timeout(GOODBYE, ending.data()).await;
+            });
+        }
     }
 }
 
@@ -402,4 +533,34 @@ fn classify(error: &h2::Error) -> Error {
     }
     // What the library complains about by itself is what the peer did wrong.
     if error.is_library() { Error::UpstreamInvalid(cause) } else { Error::UpstreamReset(cause) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::socket::OwnSockets;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_nobody_uses_any_more_ends_whatever_is_left_on_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(peer).await.unwrap();
+        let near = stream.local_addr().unwrap();
+        let sockets = Arc::new(OwnSockets::default());
+        let mark = sockets.mark(&stream);
+        let origin = Origin { peer, tls: None, is_pinned: false };
+        let shared = Shared::start(Socket::plain(stream, peer, mark), origin, Arc::default()).await.unwrap();
+        // Keeps the library from ending it, as a peer does that takes nothing.
+        let _left = shared.sender.clone();
+        drop(shared);
+        assert!(sockets.holds(near, peer), "the last frames may still go out");
+        let closed = async {
+            while sockets.holds(near, peer) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(GOODBYE * 3, closed).await.expect("the connection ends");
+    }
 }

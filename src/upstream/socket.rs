@@ -83,6 +83,8 @@ pub struct Socket {
     stream: Stream,
     traffic: Arc<Traffic>,
     peer: SocketAddr,
+    /// Somebody reads, and so learns of whatever goes wrong.
+    is_being_read: bool,
     /// Reading has come to the end, or failed.
     is_read_out: bool,
     // Dropped after the stream: an address is given up only once its socket is closed.
@@ -97,13 +99,17 @@ enum Stream {
 impl Socket {
     /// Clear text.
     pub fn plain(stream: TcpStream, peer: SocketAddr, mark: OwnMark) -> Self {
-        Self { stream: Stream::Plain(stream), traffic: Arc::default(), peer, is_read_out: false, _mark: mark }
+        Self::new(Stream::Plain(stream), peer, mark)
     }
 
     /// TLS, after its handshake.
     pub fn tls(stream: TlsStream<TcpStream>, peer: SocketAddr, mark: OwnMark) -> Self {
-        let stream = Stream::Tls(Box::new(stream));
-        Self { stream, traffic: Arc::default(), peer, is_read_out: false, _mark: mark }
+        Self::new(Stream::Tls(Box::new(stream)), peer, mark)
+    }
+
+    fn new(stream: Stream, peer: SocketAddr, mark: OwnMark) -> Self {
+        let traffic = Arc::default();
+        Self { stream, traffic, peer, is_being_read: false, is_read_out: false, _mark: mark }
     }
 
     /// The address at the other end.
@@ -135,14 +141,15 @@ impl Socket {
     }
 
     /// What a write came to. One that failed stays pending until reading has told all; the reader is
-    /// woken by what made the write fail.
+    /// woken by what made the write fail. Where nobody reads yet, as before the preface of HTTP/2 is out,
+    /// nobody would be woken.
     fn wrote(&self, outcome: io::Result<usize>) -> Poll<io::Result<usize>> {
         match outcome {
             Ok(taken) => {
                 self.traffic.written.fetch_add(taken as u64, Ordering::Relaxed);
                 Poll::Ready(Ok(taken))
             }
-            Err(_) if !self.is_read_out => Poll::Pending,
+            Err(_) if self.is_being_read && !self.is_read_out => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
         }
     }
@@ -154,6 +161,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.is_being_read = true;
         let before = buf.filled().len();
         let outcome = ready!(match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -211,9 +219,42 @@ impl AsyncWrite for Socket {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use tokio::time::timeout;
 
     use super::*;
+
+    /// A socket that its peer has reset.
+    async fn reset() -> Socket {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        socket2::SockRef::from(&accepted).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(accepted);
+        stream.readable().await.unwrap();
+        let mark = Arc::new(OwnSockets::default()).mark(&stream);
+        Socket::plain(stream, listener.local_addr().unwrap(), mark)
+    }
+
+    #[tokio::test]
+    async fn a_write_that_fails_before_anyone_reads_is_told_at_once() {
+        let mut socket = reset().await;
+        let written = timeout(Duration::from_secs(5), socket.write_all(b"preface")).await;
+        assert!(written.expect("nobody else would tell").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_write_that_fails_beside_a_reader_waits_for_what_it_reads() {
+        let mut socket = reset().await;
+        socket.is_being_read = true;
+        assert!(timeout(Duration::from_millis(20), socket.write(b"x")).await.is_err());
+        // The failed write has taken the reset; what is left is the end.
+        assert_eq!(socket.read(&mut [0; 1]).await.unwrap_or(0), 0);
+        assert!(socket.write(b"x").await.is_err());
+    }
 
     #[tokio::test]
     async fn a_connection_is_ours_by_both_of_its_ends_and_while_it_is_open() {

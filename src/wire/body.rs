@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl RequestBody {
 
     /// Holds the body back until the upstream has said `100 Continue`, or nothing for a second.
     pub fn after_continue(mut self) -> (Self, Continue) {
-        let opened = Continue(Arc::new(AtomicBool::new(false)));
+        let opened = Continue(Arc::new(AtomicU8::new(WAITING)));
         self.gate = Some(Gate { opened: opened.clone(), wait: None });
         (self, opened)
     }
@@ -56,12 +56,22 @@ impl RequestBody {
 /// Opens the gate of a body that waits for `100 Continue`. The upstream's connection and the body
 /// are polled by one task, and the connection reads before it writes: no wake-up is needed.
 #[derive(Clone)]
-pub struct Continue(Arc<AtomicBool>);
+pub struct Continue(Arc<AtomicU8>);
+
+const WAITING: u8 = 0;
+const OPEN: u8 = 1;
+const SHUT: u8 = 2;
 
 impl Continue {
     /// The upstream wants the body.
     pub fn open(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.store(OPEN, Ordering::Relaxed);
+    }
+
+    /// The upstream has answered without it: what has not begun to go out by now never does (RFC 9110
+    /// section 10.1.1).
+    pub fn shut(&self) {
+        let _ = self.0.compare_exchange(WAITING, SHUT, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -72,8 +82,11 @@ struct Gate {
 
 impl Gate {
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.opened.0.load(Ordering::Relaxed) {
-            return Poll::Ready(());
+        match self.opened.0.load(Ordering::Relaxed) {
+            OPEN => return Poll::Ready(()),
+            // Dropped with its attempt.
+            SHUT => return Poll::Pending,
+            _ => {}
         }
         self.wait.get_or_insert_with(|| Box::pin(tokio::time::sleep(CONTINUE_WAIT))).as_mut().poll(cx)
     }

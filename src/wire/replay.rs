@@ -95,6 +95,13 @@ impl Replay {
         !kept.is_given_up && !kept.has_failed
     }
 
+    /// Whether nothing of the body has been read yet, so that a reader can have all of it however large
+    /// it is; but not two.
+    pub fn is_untouched(&self) -> bool {
+        let kept = self.0.lock();
+        kept.passed == 0 && kept.source.is_some()
+    }
+
     /// A reader that starts at the first byte. Taken when [`Self::is_whole`] is false it fails,
     /// unless nothing has been read yet.
     pub fn reader(&self) -> Reader {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -98,6 +98,20 @@ async fn a_head_is_told_in_the_words_of_http2() {
     assert_eq!(values(&seen.headers, "te"), ["trailers"]);
     assert_eq!(values(&seen.headers, "x-mixed-case"), ["Kept"]);
     assert_eq!(values(&seen.headers, "cookie").join("; "), "a=1; b=2");
+}
+
+/// RFC 9112 section 3.2 lets `Host` be empty; `:authority` has to name somebody.
+#[tokio::test]
+async fn an_empty_host_in_a_tunnel_becomes_the_authority_of_the_tunnel() {
+    let upstream = Http2Upstream::serving(echo_path).await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off")).await;
+    let mut agent = hedgerow.agent().await;
+    let authority = upstream.address().to_string();
+    assert_eq!(agent.open_tunnel(&authority).await.status, 200);
+    agent.send("GET /x HTTP/1.1\r\nHost:\r\n\r\n").await;
+    let answer = agent.read_response().await;
+    assert_eq!((answer.status, answer.text()), (200, "/x"));
+    assert_eq!(upstream.requests()[0].uri.authority().unwrap().as_str(), authority);
 }
 
 #[tokio::test]
@@ -206,6 +220,52 @@ async fn c038_a_request_above_the_last_stream_of_a_goaway_is_sent_again_a_post_t
         assert_eq!(answer.status, 200, "round {round}: {answer:?}");
     }
     breaker_is_closed(&hedgerow).await;
+}
+
+/// What has said GOAWAY still answers what is on it. An upload that is too large to be kept would be lost there.
+#[tokio::test]
+async fn an_upload_does_not_go_where_goaway_was_said() {
+    let port = RawPort::bind().await;
+    let stages = "hedge: off, replay_limit: 1KiB, breaker: { consecutive_failures: 1 }";
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), stages)).await;
+    let url = port.url("/");
+    let mut held = hedgerow.agent().await;
+    held.send(absolute("GET", &url, &[], b"")).await;
+    let mut first = FramePeer::server(port.accept().await, &[]).await;
+    let opened = first.next(kind::HEADERS).await;
+    first.send(Frame::go_away(opened.stream, Reason::NO_ERROR)).await;
+    // Its answer says that what came before has been read.
+    first.send(Frame::new(kind::PING, 0, 0, *b"all seen")).await;
+    while first.next(kind::PING).await.flags & ACK == 0 {}
+    let upload = vec![b'x'; 20 * 1024];
+    let post = async { hedgerow.agent().await.request("POST", &url, &[], &upload).await };
+    let (answer, _open) = tokio::join!(post, async {
+        let mut second = FramePeer::server(port.accept().await, &[]).await;
+        let stream = second.next(kind::HEADERS).await.stream;
+        while !second.next(kind::DATA).await.ends_stream() {}
+        second.send(Frame::headers(stream, STATUS_200, true)).await;
+        second
+    });
+    assert_eq!(answer.status, 200, "{answer:?}");
+    first.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+    assert_eq!(held.read_response().await.status, 200);
+    breaker_is_closed(&hedgerow).await;
+}
+
+#[tokio::test]
+async fn a_refused_upload_of_which_nothing_was_read_is_sent_again_however_large() {
+    let mut upstream = Http2Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off, replay_limit: 1KiB")).await;
+    let upload = vec![b'x'; 20 * 1024];
+    let mut agent = hedgerow.agent().await;
+    let length = upload.len().to_string();
+    agent.send(absolute("POST", &upstream.url("/"), &[("Content-Length", &length)], b"")).await;
+    upstream.next().await.reset(Reason::REFUSED_STREAM);
+    let mut again = upstream.next().await;
+    agent.send(&upload).await;
+    assert!(again.body().await.0 == upload);
+    again.respond(200, &[], "taken").await;
+    assert_eq!(agent.read_response_to("POST").await.text(), "taken");
 }
 
 /// GOAWAY is how an HTTP/2 server closes politely: whenever it comes, nobody notices.
@@ -357,7 +417,6 @@ async fn a_refused_stream_is_sent_again_a_post_too_and_says_nothing_against_the_
         });
         assert_eq!((answer.status, answer.text()), (200, "taken"), "{method}");
     }
-    breaker_is_closed(&hedgerow).await;
     // One that refuses for ever is not asked for ever.
     let call = async { hedgerow.agent().await.request("POST", &url, &[], b"body").await };
     let refusing = async {
@@ -368,6 +427,7 @@ async fn a_refused_stream_is_sent_again_a_post_too_and_says_nothing_against_the_
     let answer = tokio::select! { answer = call => answer, () = refusing => unreachable!() };
     assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
     assert_eq!(upstream.tally().requests, 2 + 2 + 3);
+    breaker_is_closed(&hedgerow).await;
 }
 
 /// Any other reset comes of a request that was looked at.
@@ -391,6 +451,11 @@ async fn a_reset_stream_is_an_error_of_its_own_call_and_its_neighbours_go_on() {
     assert_eq!(neighbour.text(), "well");
     assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
     assert_eq!(upstream.tally().requests, 2, "the POST was not sent again");
+    // Nor is what may be sent twice: it would fail there as it has here.
+    let delete = async { hedgerow.agent().await.request("DELETE", &url, &[], b"").await };
+    let (answer, ()) = tokio::join!(delete, async { upstream.next().await.reset(Reason::INTERNAL_ERROR) });
+    assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
+    assert_eq!(upstream.tally().requests, 3);
 }
 
 #[tokio::test]
@@ -531,6 +596,42 @@ async fn a_connection_that_has_gone_mute_is_not_used_for_ever() {
     assert_eq!(answer.status, 200, "on a new connection");
 }
 
+/// Hedges answer for a connection whose peer has gone without a word, so that nobody ever waits on it for long.
+#[tokio::test]
+async fn a_mute_connection_that_hedges_hide_is_found_out_by_a_ping() {
+    let port = RawPort::bind().await;
+    let stages = "breaker: off, hedge: { after: 20ms }, extra_load: { ratio: 100%, floor: 1000/s }";
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), stages)).await;
+    let url = port.url("/");
+    let (answer, mut mute) = tokio::join!(hedgerow.get(&url), async {
+        let mut peer = FramePeer::server(port.accept().await, &[]).await;
+        let opened = peer.next(kind::HEADERS).await;
+        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+        peer
+    });
+    assert_eq!(answer.status, 200);
+    let serve = async {
+        let mut peer = FramePeer::server(port.accept().await, &[]).await;
+        loop {
+            let stream = peer.next(kind::HEADERS).await.stream;
+            peer.send(Frame::headers(stream, STATUS_200, true)).await;
+        }
+    };
+    // It is closed by who asks next for a place.
+    let ask = async {
+        loop {
+            assert_eq!(hedgerow.get(&url).await.status, 200);
+            sleep(ms(50)).await;
+        }
+    };
+    let came = tokio::select! {
+        came = mute.0.all_that_comes_without_closing() => came,
+        () = async { tokio::join!(serve, ask); } => unreachable!(),
+    };
+    let pings = Frame::all_in(&came).iter().filter(|frame| frame.kind == kind::PING).count();
+    assert_eq!(pings, 1, "it is not asked over and over");
+}
+
 #[tokio::test]
 async fn a_websocket_gets_a_connection_of_http1_from_an_upstream_that_prefers_http2() {
     let pki = Pki::new();
@@ -561,6 +662,164 @@ async fn a_websocket_gets_a_connection_of_http1_from_an_upstream_that_prefers_ht
         assert_eq!(answer.text(), "h2");
         assert_eq!(upstream.tally().connections, round + 1);
     }
+}
+
+/// Some peers end what has no content with a frame of its own.
+#[tokio::test]
+async fn an_answer_without_content_is_whole_with_its_head_and_its_stream_is_not_reset() {
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), "hedge: off")).await;
+    let url = port.url("/");
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &url, &[], b"")).await;
+    let mut peer = FramePeer::server(port.accept().await, &[]).await;
+    let warm = peer.next(kind::HEADERS).await.stream;
+    peer.send(Frame::headers(warm, STATUS_200, true)).await;
+    assert_eq!(agent.read_response().await.status, 200);
+    for (method, status) in [("HEAD", 200), ("GET", 204), ("GET", 304)] {
+        agent.send(absolute(method, &url, &[], b"")).await;
+        let stream = peer.next(kind::HEADERS).await.stream;
+        peer.send(Frame::headers(stream, literal(":status", &status.to_string()), false)).await;
+        assert_eq!(agent.read_response_to(method).await.status, status);
+        peer.send(Frame::new(kind::DATA, END_STREAM, stream, "")).await;
+    }
+    agent.send(absolute("GET", &url, &[], b"")).await;
+    loop {
+        let frame = peer.try_next().await.expect("the connection goes on");
+        assert_ne!(frame.kind, kind::RST_STREAM, "{frame:?}");
+        if frame.kind == kind::HEADERS {
+            peer.send(Frame::headers(frame.stream, STATUS_200, true)).await;
+            break;
+        }
+    }
+    assert_eq!(agent.read_response().await.status, 200);
+    let answered = [TOOL, ("outcome", "answered")];
+    hedgerow.until_metrics(|metrics| metrics.value("hedgerow_requests_total", &answered) == 5.0).await;
+}
+
+/// Whoever has answered without the body never gets it, however long the answer takes.
+#[tokio::test]
+async fn a_body_that_was_never_asked_for_does_not_follow_the_answer() {
+    let port = RawPort::bind().await;
+    let hedgerow = HedgerowProcess::start(&h2c(port.address(), "hedge: off")).await;
+    let fields = [("Expect", "100-continue"), ("Content-Length", "4")];
+    let mut agent = hedgerow.agent().await;
+    agent.send([absolute("POST", &port.url("/"), &fields, b""), b"body".to_vec()].concat()).await;
+    let mut peer = FramePeer::server(port.accept().await, &[]).await;
+    let stream = peer.next(kind::HEADERS).await.stream;
+    peer.send(Frame::headers(stream, STATUS_200, false)).await;
+    assert_eq!(agent.read_head().await.status, 200);
+    // Past the second after which a body goes out unasked.
+    sleep(ms(1200)).await;
+    peer.send(Frame::new(kind::DATA, END_STREAM, stream, "")).await;
+    let reset = loop {
+        let frame = peer.try_next().await.expect("the connection goes on");
+        assert_ne!(frame.kind, kind::DATA, "{frame:?}");
+        if frame.kind == kind::RST_STREAM {
+            break frame;
+        }
+    };
+    assert_eq!(reset.stream, stream);
+}
+
+/// What cannot be refused by saying so need not be kept.
+#[tokio::test]
+async fn the_body_of_a_post_is_kept_only_for_an_upstream_that_is_known_to_speak_http2() {
+    let pki = Pki::new();
+    for (offered, kept) in [(&["h2", "http/1.1"][..], 4), (&["http/1.1"], 0)] {
+        let acceptor = pki.server_speaking(&["127.0.0.1"], offered);
+        let mut upstream = Http2Upstream::on([127, 0, 0, 1]).tls(acceptor).start().await;
+        let policy = format!(
+            "tls: {{ ca_file: \"{}\" }}\n{}",
+            pki.ca_file().display(),
+            tool(upstream.address(), "origin: https, hedge: off")
+        );
+        let hedgerow = HedgerowProcess::start(&policy).await;
+        let url = upstream.url("/");
+        let post = absolute("POST", &url, &[], b"body");
+        let mut agent = hedgerow.agent().await;
+        if kept == 0 {
+            agent.send(&post).await;
+            let mut peer = upstream.next_http1().await;
+            let request = peer.read_request().await;
+            assert_eq!(peer.read_body(request.framing().unwrap()).await.bytes, b"body");
+            assert_eq!(hedgerow.status().await["replay_bytes"], 0);
+            continue;
+        }
+        let (answer, ()) =
+            tokio::join!(agent.get(&url), async { upstream.next().await.respond(200, &[], "").await });
+        assert_eq!(answer.status, 200);
+        agent.send(&post).await;
+        let mut stream = upstream.next().await;
+        assert_eq!(stream.body().await.0, b"body");
+        assert_eq!(hedgerow.status().await["replay_bytes"], kept);
+    }
+}
+
+const GRPC: [(&str, &str); 2] = [("content-type", "application/grpc"), ("te", "trailers")];
+
+/// An upstream that knows both versions and is known to.
+async fn known_for_both(stages: &str) -> (HedgerowProcess, Http2Upstream) {
+    let pki = Pki::new();
+    let mut upstream = Http2Upstream::on([127, 0, 0, 1]).tls(both(&pki, &["127.0.0.1"])).start().await;
+    let policy = format!(
+        "tls: {{ ca_file: \"{}\" }}\n{}",
+        pki.ca_file().display(),
+        tool(upstream.address(), &format!("origin: https, hedge: off, {stages}"))
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let url = upstream.url("/");
+    let (answer, ()) =
+        tokio::join!(hedgerow.get(&url), async { upstream.next().await.respond(200, &[], "h2").await });
+    assert_eq!(answer.text(), "h2");
+    (hedgerow, upstream)
+}
+
+/// A call of gRPC, which has to come over HTTP/2.
+async fn call_grpc(hedgerow: &HedgerowProcess, upstream: &mut Http2Upstream) {
+    let (agent, url) = (Http2Agent::connect(hedgerow.proxy).await, upstream.url("/a.B/C"));
+    let (answer, ()) = tokio::join!(agent.request("POST", &url, &GRPC, "asked"), async {
+        let mut stream = upstream.next().await;
+        assert_eq!(stream.body().await.0, b"asked");
+        stream.head(200, &GRPC[..1]);
+        stream.trailers(&[("grpc-status", "0")]);
+    });
+    assert_eq!((answer.status, answer.trailer("grpc-status")), (200, Some("0")));
+}
+
+#[tokio::test]
+async fn a_call_of_grpc_leaves_an_idle_connection_of_http1_alone() {
+    let (hedgerow, mut upstream) = known_for_both("breaker: off").await;
+    let upgrade = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")];
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &upstream.url("/"), &upgrade, b"")).await;
+    let mut idle = upstream.next_http1().await;
+    idle.read_request().await;
+    idle.send("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await;
+    assert_eq!(agent.read_response().await.status, 404);
+    call_grpc(&hedgerow, &mut upstream).await;
+}
+
+/// RFC 9113 section 7: what refuses HTTP/2 is remembered, also where this request could not go out again.
+#[tokio::test]
+async fn an_upstream_that_requires_http1_gets_it_from_the_next_call_on_but_never_with_grpc() {
+    let (hedgerow, mut upstream) = known_for_both("breaker: off, replay_limit: 1KiB").await;
+    let url = upstream.url("/");
+    let upload = vec![b'x'; 20 * 1024];
+    let post = async { hedgerow.agent().await.request("POST", &url, &[], &upload).await };
+    let (answer, ()) = tokio::join!(post, async {
+        let mut stream = upstream.next().await;
+        stream.chunk().await;
+        stream.reset(Reason::HTTP_1_1_REQUIRED);
+    });
+    assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &url, &[], b"")).await;
+    let mut peer = upstream.next_http1().await;
+    peer.read_request().await;
+    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nold").await;
+    assert_eq!(agent.read_response().await.text(), "old");
+    call_grpc(&hedgerow, &mut upstream).await;
 }
 
 /// What the other version says with its framing.
@@ -1025,6 +1284,63 @@ async fn c044_each_leg_of_an_interception_speaks_what_its_peer_speaks() {
         assert_eq!((answer.status, answer.text(), answer.end), (200, "answer", End::Whole), "{offered:?}");
         assert_eq!(answer.trailer("x-check"), Some("1"), "{offered:?}");
     }
+}
+
+/// An upstream that is known to speak HTTP/2 over TLS, and where there is no connection any more.
+async fn known_and_left(stages: &str) -> (HedgerowProcess, RawPort, tokio_rustls::TlsAcceptor) {
+    let (pki, port) = (Pki::new(), RawPort::bind().await);
+    let acceptor = both(&pki, &["127.0.0.1"]);
+    let policy = format!(
+        "tls: {{ ca_file: \"{}\" }}\n{}",
+        pki.ca_file().display(),
+        tool(port.address(), &format!("origin: https, {stages}"))
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let url = port.url("/");
+    // A POST has no hedge, which would leave a connection behind.
+    let first = async { hedgerow.agent().await.request("POST", &url, &[], b"").await };
+    let (answer, ()) = tokio::join!(first, async {
+        let mut peer = FramePeer::server(port.accept().await.accept_tls(&acceptor).await, &[]).await;
+        let opened = peer.next(kind::HEADERS).await;
+        peer.send(Frame::go_away(opened.stream, Reason::NO_ERROR)).await;
+        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+        peer.rest().await;
+    });
+    assert_eq!(answer.status, 200);
+    (hedgerow, port, acceptor)
+}
+
+/// A hedge is there for what takes too long, a dial included.
+#[tokio::test]
+async fn a_hedge_dials_for_itself_while_the_first_attempt_is_still_dialling() {
+    let stages = "connect_timeout: 15s, deadline: { default: 10s }, hedge: { after: 20ms }, \
+                  extra_load: { ratio: 100%, floor: 1000/s }";
+    let (hedgerow, port, acceptor) = known_and_left(stages).await;
+    let url = port.url("/");
+    let (answer, _open) = tokio::join!(hedgerow.get(&url), async {
+        // It is taken, and its handshake is never answered.
+        let mute = port.accept().await;
+        let mut peer = FramePeer::server(port.accept().await.accept_tls(&acceptor).await, &[]).await;
+        let opened = peer.next(kind::HEADERS).await;
+        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+        (mute, peer)
+    });
+    assert_eq!(answer.status, 200, "{answer:?}");
+}
+
+/// What is waited for is a connection, whoever dials it.
+#[tokio::test]
+async fn a_deadline_that_strikes_while_another_call_dials_says_so() {
+    let (hedgerow, port, _) = known_and_left("connect_timeout: 15s, hedge: off, breaker: off").await;
+    let url = port.url("/");
+    let mut first = hedgerow.agent().await;
+    first.send(absolute("GET", &url, &[], b"")).await;
+    let _mute = port.accept().await;
+    let soon = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970") + ms(200);
+    let deadline = format!("{:.3}", soon.as_secs_f64());
+    let answer = hedgerow.agent().await.request("GET", &url, &[("x-request-deadline", &deadline)], b"").await;
+    assert_eq!(answer.status, 504);
+    assert_eq!(answer.json()["detail"], "x-request-deadline struck while connecting");
 }
 
 /// Those who wait for somebody else's dial do not wait longer than for their own.

@@ -25,6 +25,18 @@ async fn open(road: &mut Road) -> (Call, Exchange) {
     (call, exchange)
 }
 
+/// RFC 8441 has no 101: its client would speak frames into what is the answer to another question.
+#[tokio::test]
+async fn an_upstream_that_answers_an_extended_connect_like_a_get_has_not_taken_it() {
+    let mut road = Road::start(Mode::ForwardHttp2, "hedge: off, breaker: off").await;
+    for (status, expected) in [(200, 502), (204, 502), (403, 403)] {
+        let mut call = road.upgrade("/chat").await;
+        let exchange = road.upstream.next().await;
+        exchange.respond(status, &[], "").await;
+        assert_eq!(call.head().await.status, expected);
+    }
+}
+
 #[tokio::test]
 async fn c032_a_hundred_frames_pass_each_way_in_every_mode() {
     for mode in Mode::ALL {

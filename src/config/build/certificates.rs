@@ -57,6 +57,10 @@ impl Builder<'_> {
         let cert = ("client_cert", keys.client_cert.as_ref());
         let key = ("client_key", keys.client_key.as_ref());
         let (cert_pem, key_pem) = self.pair(cert, key, section)?;
+        // A warning: what an upstream takes is for it to say.
+        if let Some(doubt) = doubt_of_validity(&cert_pem, ASN1Time::now()) {
+            self.report.warning(&section.key("client_cert"), doubt);
+        }
         Some(ClientIdentity { cert_pem, key_pem })
     }
 
@@ -156,6 +160,17 @@ fn problems_of_ca(pem: &[u8], now: ASN1Time) -> Vec<String> {
         problems.push(format!("expected a valid CA; it begins on {}", date(validity.not_before)));
     }
     problems
+}
+
+/// Why most upstreams will not take the first certificate now.
+fn doubt_of_validity(pem: &[u8], now: ASN1Time) -> Option<String> {
+    let der = certificates(pem).next()?;
+    let (_, certificate) = parse_x509_certificate(&der).ok()?;
+    let validity = certificate.validity();
+    if validity.not_after < now {
+        return Some(format!("the certificate expired on {}", date(validity.not_after)));
+    }
+    (validity.not_before > now).then(|| format!("the certificate begins on {}", date(validity.not_before)))
 }
 
 /// What looks wrong with a file of roots.
@@ -275,6 +290,26 @@ mod tests {
         let dir = folder(&["a"], |_, params| params.is_ca = IsCa::NoCa);
         let text = "upstreams: { a: { hosts: [a], tls: { client_cert: a.pem, client_key: a-key.pem } } }";
         assert!(config(dir.path(), text).upstreams[0].tls.client.is_some());
+    }
+
+    #[test]
+    fn a_client_certificate_that_is_not_valid_now_is_a_warning() {
+        let dir = folder(&["good", "old", "new"], |name, params| match name {
+            "old" => params.not_after = date_time_ymd(2002, 3, 4),
+            "new" => params.not_before = date_time_ymd(4000, 1, 2),
+            _ => {}
+        });
+        for (name, expected) in [
+            ("good", ""),
+            ("old", "4:25: warning: upstreams.a.tls.client_cert: the certificate expired on 2002-03-04"),
+            ("new", "4:25: warning: upstreams.a.tls.client_cert: the certificate begins on 4000-01-02"),
+        ] {
+            let tls = format!("{{ client_cert: {name}.pem, client_key: {name}-key.pem }}");
+            let text = format!("upstreams:\n  a:\n    hosts: [a]\n    tls: {tls}\n");
+            let loaded = parse(&text, dir.path()).unwrap_or_else(|problems| panic!("{problems}"));
+            let told: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+            assert_eq!(told.concat(), expected);
+        }
     }
 
     #[test]

@@ -117,6 +117,29 @@ fn a_kept_connection_is_refused_once_the_name_leads_elsewhere() {
     });
 }
 
+/// In clear text nothing proves whose address it is, so a client could have a key sent to a server of its own.
+#[test]
+fn what_a_policy_adds_for_a_name_goes_only_where_the_name_leads() {
+    in_pod(async || {
+        let dns = Dns::start(&[("good.test", Answer::addresses(&["10.78.0.1"]))]).await;
+        for origin in ["http", "h2c"] {
+            let stages =
+                format!("origin: {origin}, rewrite: {{ headers: {{ set: {{ x-key: \"secret\" }} }} }}");
+            let policy = format!("upstreams: {{ good: {{ hosts: [good.test], {stages} }} }}");
+            let _hedgerow = start(&with_dns(&dns, &policy)).await;
+            let evil = Upstream::on(OTHER).answering(|_| Reply::ok("evil")).await;
+            assert_denied(&get_at(evil.address(), &format!("good.test:{}", evil.address().port())).await);
+            assert_eq!(evil.connections(), 0);
+            if origin == "http" {
+                let good =
+                    Upstream::on(TOOL).answering(|seen| Reply::ok(seen.header("x-key").unwrap())).await;
+                let host = format!("good.test:{}", good.address().port());
+                assert_eq!(get_at(good.address(), &host).await.text(), "secret");
+            }
+        }
+    });
+}
+
 #[test]
 fn private_and_metadata_addresses_are_refused_whatever_the_name() {
     in_pod(async || {
