@@ -552,8 +552,8 @@ async fn an_expectation_is_the_upstreams_to_meet() {
 
 #[tokio::test]
 async fn no_interim_answer_follows_the_final_one() {
-    // The upstream answers without having asked for the body, which goes out a second later all the same: what
-    // asked the client for it came as a second head.
+    // The upstream answers without having asked for the body. It was asked of the client a second later all the
+    // same, and what asked for it came as a second head.
     let mut upstream = Upstream::start().await;
     let hedgerow = HedgerowProcess::start("defaults: { hedge: off }").await;
     let mut raw = FramePeer::client(hedgerow.agent().await).await;
@@ -567,7 +567,6 @@ async fn no_interim_answer_follows_the_final_one() {
     exchange.start_chunks(200, &[]).await;
     exchange.chunk("before ").await;
     raw.next(kind::HEADERS).await;
-    assert_eq!(exchange.body().await, b"body");
     exchange.chunk("after").await;
     exchange.end().await;
     let mut content = Vec::new();
