@@ -3,7 +3,7 @@
 //! `FUZZ_TIMES=100` makes it a hundred times as many.
 
 use hedgerow_fuzz::{
-    DEADLINE, FRAMING, HOP_BY_HOP, PATH_GLOB, POLICY, SNIFF, TARGET, Target, mutate::mutate,
+    DEADLINE, FRAMING, HELLO, HOP_BY_HOP, PATH_GLOB, POLICY, SNIFF, TARGET, Target, mutate::mutate,
 };
 
 /// Shows the input when the check panics.
@@ -49,6 +49,11 @@ fn hop_by_hop_fields_stay_behind_in_both_ways() {
 #[test]
 fn framing_that_is_taken_has_one_meaning() {
     smoke(&FRAMING);
+}
+
+#[test]
+fn a_hello_says_the_same_in_any_pieces() {
+    smoke(&HELLO);
 }
 
 #[test]

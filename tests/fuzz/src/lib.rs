@@ -14,6 +14,7 @@
 mod deadline;
 mod fields;
 mod framing;
+mod hello;
 mod hop_by_hop;
 pub mod mutate;
 mod path_glob;
@@ -23,6 +24,7 @@ mod target;
 
 pub use deadline::DEADLINE;
 pub use framing::FRAMING;
+pub use hello::HELLO;
 pub use hop_by_hop::HOP_BY_HOP;
 pub use path_glob::PATH_GLOB;
 pub use policy::POLICY;
