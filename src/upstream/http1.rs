@@ -32,7 +32,7 @@ use crate::wire::body::RequestBody;
 const MAX_RESPONSE_HEAD: usize = 64 * 1024;
 /// The most that one read of a body takes, and so the most that lies between an upstream and a client
 /// that does not read. Reads grow to it as long as they are filled.
-const MAX_READ: usize = 128 * 1024;
+const MAX_READ: usize = 256 * 1024;
 /// Fields of a response head.
 const MAX_RESPONSE_FIELDS: usize = 200;
 
