@@ -59,13 +59,15 @@ fn an_allowed_name_in_a_hello_opens_only_addresses_that_it_leads_to() {
     in_pod(async || {
         let pki = Pki::new();
         let dns = Dns::start(&[("good.test", Answer::addresses(&["10.78.0.1"]))]).await;
-        let _hedgerow = start(&with_dns(&dns, GOOD_ALONE)).await;
+        let hedgerow = start(&with_dns(&dns, GOOD_ALONE)).await;
         let server = || pki.server(&["good.test", "bad.test", "10.78.0.1"]);
         let good = Upstream::on(TOOL).tls(server()).answering(|_| Reply::ok("good")).await;
         let port = good.address().port();
         let evil = Upstream::on(OTHER).port(port).tls(server()).answering(|_| Reply::ok("evil")).await;
 
-        let mut inside = agent(good.address()).await.tls(&pki.connector(), "good.test").await.unwrap();
+        let inside = agent(good.address()).await.tls(&pki.connector(), "good.test").await;
+        let told = || [hedgerow.stdout.text(), hedgerow.stderr.text()].concat();
+        let mut inside = inside.unwrap_or_else(|error| panic!("{error}, and the proxy told: {}", told()));
         inside.send(get("good.test", "/")).await;
         assert_eq!(inside.read_response().await.text(), "good");
         for (to, name) in [(&evil, "good.test"), (&good, "bad.test"), (&good, "10.78.0.1")] {
