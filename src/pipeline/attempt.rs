@@ -240,10 +240,7 @@ async fn verdict_on_pinned(
 ) -> Result<NameVerdict, Error> {
     let (dialer, progress) = (this.proxy.registry().dialer(), &this.call.progress);
     let adds_fields = lane.policy().rewrite.as_ref().is_some_and(|rules| !rules.set.is_empty());
-    if adds_fields
-        && speech.tls().is_none()
-        && !dialer.addresses(lane.dialled(), progress).await?.contains(&ip)
-    {
+    if adds_fields && speech.tls().is_none() && !dialer.leads_to(lane.dialled(), ip, progress).await? {
         let rule = "rewrite.headers.set, which is for the host's own addresses";
         return Err(Error::EgressDenied { rule: rule.into(), by_address: true });
     }

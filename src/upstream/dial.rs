@@ -169,10 +169,28 @@ impl Dialer {
         if verdict == egress::NameVerdict::Unnamed {
             return verdict;
         }
-        match self.addresses(authority, progress).await {
-            Ok(addresses) if addresses.contains(&ip) => verdict,
-            _ => egress::NameVerdict::Unnamed,
+        match self.leads_to(authority, ip, progress).await {
+            Ok(true) => verdict,
+            Ok(false) | Err(_) => egress::NameVerdict::Unnamed,
         }
+    }
+
+    /// Whether a host has this address.
+    ///
+    /// # Errors
+    /// [`Error::DnsFailed`] or [`Error::DnsTimeout`].
+    pub async fn leads_to(
+        &self,
+        authority: &Authority,
+        ip: IpAddr,
+        progress: &Progress,
+    ) -> Result<bool, Error> {
+        if let Some(own) = authority.ip() {
+            return Ok(own == ip);
+        }
+        progress.enter(Stage::Dns);
+        let resolver = self.resolver.load_full();
+        resolver.1.leads_to(authority.host(), ip).await
     }
 
     fn check(&self, to: Destination<'_>, verdict: egress::NameVerdict, ip: IpAddr) -> Result<(), Error> {

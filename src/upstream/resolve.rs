@@ -124,6 +124,18 @@ impl Resolver {
         self.flight(host).await
     }
 
+    /// Whether `host` has this address. [`Self::lookup`] does not wait for a family that is late, so an
+    /// address that is not among its answer is asked for by its own family.
+    ///
+    /// # Errors
+    /// As [`Self::lookup`].
+    pub async fn leads_to(&self, host: &str, ip: IpAddr) -> Result<bool, Error> {
+        if self.lookup(host).await?.contains(&ip) {
+            return Ok(true);
+        }
+        Ok(timeout(self.0.timeout, self.0.has(host, ip)).await.unwrap_or(false))
+    }
+
     fn flight(&self, host: &str) -> Shared<Flight> {
         let mut flights = self.0.flights.lock();
         if let Some(flight) = flights.get(host).and_then(WeakShared::upgrade) {
@@ -183,6 +195,21 @@ impl Inner {
             Some(NetError::Timeout) => Error::DnsTimeout,
             Some(error) => Error::DnsFailed(format!("{host}: {error}").into()),
         })
+    }
+
+    async fn has(&self, host: &str, ip: IpAddr) -> bool {
+        let family = if ip.is_ipv6() { RecordType::AAAA } else { RecordType::A };
+        let Ok(name) = Name::from_ascii(host) else { return false };
+        if !self.hosts_file(&name).is_empty() {
+            // The file is all that counts for a name that it lists.
+            return false;
+        }
+        for candidate in self.candidates(name) {
+            if let Ok(addresses) = ask(self.servers.clone(), candidate, family).await {
+                return addresses.contains(&ip);
+            }
+        }
+        false
     }
 
     fn hosts_file(&self, name: &Name) -> Vec<IpAddr> {
@@ -280,6 +307,7 @@ impl std::fmt::Debug for Resolver {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::UdpSocket;
     use tokio::time::Instant;
 
@@ -485,6 +513,21 @@ mod tests {
         let begin = Instant::now();
         assert_eq!(resolver.lookup("a.example").await, Ok(ips(&["192.0.2.1"])));
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+
+    #[tokio::test]
+    async fn an_address_of_the_family_that_is_late_is_one_all_the_same() {
+        let asked = AtomicUsize::new(0);
+        let stub = Stub::start(move |_, family| match family {
+            AAAA => Records(0, ips(&["2001:db8::1"])),
+            _ if asked.fetch_add(1, Ordering::Relaxed) == 0 => Silence,
+            _ => Records(0, ips(&["192.0.2.1"])),
+        })
+        .await;
+        let resolver = stub.resolver(20_000, "");
+        assert_eq!(resolver.leads_to("a.example", "192.0.2.1".parse().unwrap()).await, Ok(true));
+        assert_eq!(resolver.leads_to("a.example", "2001:db8::1".parse().unwrap()).await, Ok(true));
+        assert_eq!(resolver.leads_to("a.example", "192.0.2.2".parse().unwrap()).await, Ok(false));
     }
 
     #[tokio::test]
