@@ -571,6 +571,14 @@ async fn a_deadline_that_strikes_resets_the_stream_and_keeps_the_connection() {
     assert_eq!((answer.status, upstream.tally().connections), (200, 1));
 }
 
+/// A peer whose first request has been answered.
+async fn answered_once(port: &RawPort) -> FramePeer {
+    let mut peer = FramePeer::server(port.accept().await, &[]).await;
+    let opened = peer.next(kind::HEADERS).await;
+    peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
+    peer
+}
+
 /// A peer that has gone without a word takes requests for ever; one that no byte comes from is left.
 #[tokio::test]
 async fn a_connection_that_has_gone_mute_is_not_used_for_ever() {
@@ -578,21 +586,11 @@ async fn a_connection_that_has_gone_mute_is_not_used_for_ever() {
     let stages = "hedge: off, breaker: off, deadline: { default: 1300ms }";
     let hedgerow = HedgerowProcess::start(&h2c(port.address(), stages)).await;
     let url = port.url("/");
-    let (answer, mut mute) = tokio::join!(hedgerow.get(&url), async {
-        let mut peer = FramePeer::server(port.accept().await, &[]).await;
-        let opened = peer.next(kind::HEADERS).await;
-        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
-        peer
-    });
+    let (answer, mut mute) = tokio::join!(hedgerow.get(&url), answered_once(&port));
     assert_eq!(answer.status, 200);
     let (answer, _) = tokio::join!(hedgerow.get(&url), mute.next(kind::HEADERS));
     assert_eq!(answer.status, 504);
-    let (answer, _second) = tokio::join!(hedgerow.get(&url), async {
-        let mut peer = FramePeer::server(port.accept().await, &[]).await;
-        let opened = peer.next(kind::HEADERS).await;
-        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
-        peer
-    });
+    let (answer, _second) = tokio::join!(hedgerow.get(&url), answered_once(&port));
     assert_eq!(answer.status, 200, "on a new connection");
 }
 
@@ -603,12 +601,7 @@ async fn a_mute_connection_that_hedges_hide_is_found_out_by_a_ping() {
     let stages = "breaker: off, hedge: { after: 20ms }, extra_load: { ratio: 100%, floor: 1000/s }";
     let hedgerow = HedgerowProcess::start(&h2c(port.address(), stages)).await;
     let url = port.url("/");
-    let (answer, mut mute) = tokio::join!(hedgerow.get(&url), async {
-        let mut peer = FramePeer::server(port.accept().await, &[]).await;
-        let opened = peer.next(kind::HEADERS).await;
-        peer.send(Frame::headers(opened.stream, STATUS_200, true)).await;
-        peer
-    });
+    let (answer, mut mute) = tokio::join!(hedgerow.get(&url), answered_once(&port));
     assert_eq!(answer.status, 200);
     let serve = async {
         let mut peer = FramePeer::server(port.accept().await, &[]).await;
