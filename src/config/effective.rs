@@ -50,7 +50,7 @@ impl Config {
 impl Stages {
     /// These values in the policy's notation.
     pub fn effective(&self) -> Value {
-        stages(self, OwnState { bulkhead: true, breaker: true })
+        stages(self, OwnState { bulkhead: true, breaker: true, rate_limit: true })
     }
 }
 

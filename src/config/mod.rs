@@ -59,6 +59,8 @@ pub struct Config {
     pub limits: Limits,
     /// The name servers.
     pub dns: Dns,
+    /// What passes with no policy at all.
+    pub direct: Vec<DirectRule>,
     /// Which destinations may be dialled.
     pub egress: Egress,
     /// The CAs: of interception, and those trusted beside the system's.
@@ -69,6 +71,8 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// For hosts that no upstream names; its name is `default`.
     pub defaults: Arc<UpstreamPolicy>,
+    /// For hosts in `direct`, every stage off; its name is `direct`.
+    pub untouched: Arc<UpstreamPolicy>,
     /// In the file's order.
     pub upstreams: Vec<Arc<UpstreamPolicy>>,
     /// From host patterns to `upstreams`, most specific first.
@@ -81,6 +85,7 @@ impl Config {
     pub fn policy_for(&self, authority: &Authority) -> &Arc<UpstreamPolicy> {
         match self.hosts.find(authority.host(), authority.port()) {
             Some(index) => &self.upstreams[index],
+            None if self.direct.iter().any(|rule| rule.matches(authority)) => &self.untouched,
             None => &self.defaults,
         }
     }
@@ -90,7 +95,7 @@ impl Config {
         self.upstreams.iter().find(|policy| &*policy.name == name)
     }
 
-    /// Every policy, the defaults last.
+    /// Every policy that a user wrote, the defaults last.
     pub fn policies(&self) -> impl Iterator<Item = &Arc<UpstreamPolicy>> {
         self.upstreams.iter().chain(std::iter::once(&self.defaults))
     }
@@ -162,6 +167,31 @@ pub enum EgressRule {
     Host(HostPattern),
     /// A range of addresses.
     Range(IpNet),
+}
+
+/// One entry of `direct`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DirectRule {
+    /// `loopback`: `localhost`, names below it, and loopback addresses.
+    Loopback,
+    /// A name or `*.suffix`, with or without a port.
+    Host(HostPattern),
+    /// A range of addresses; a name that leads there is not in it, since names are not looked up for this.
+    Range(IpNet),
+}
+
+impl DirectRule {
+    /// Whether the rule is for calls to `authority`.
+    pub fn matches(&self, authority: &Authority) -> bool {
+        match self {
+            Self::Loopback => match authority.ip() {
+                Some(ip) => ip.to_canonical().is_loopback(),
+                None => authority.host() == "localhost" || authority.host().ends_with(".localhost"),
+            },
+            Self::Host(pattern) => pattern.matches(authority.host(), authority.port()),
+            Self::Range(range) => authority.ip().is_some_and(|ip| range.contains(&ip.to_canonical())),
+        }
+    }
 }
 
 /// A host in the policy: `a.example`, `a.example:8443`, `*.example`, `10.0.0.1`, `[::1]:80`.
@@ -407,6 +437,8 @@ pub struct OwnState {
     pub bulkhead: bool,
     /// Its own breaker.
     pub breaker: bool,
+    /// Its own rate tokens.
+    pub rate_limit: bool,
 }
 
 /// A path glob: `*` stands for one segment or part of it, `**` for any rest. Matched on the bytes
@@ -450,6 +482,36 @@ pub struct Stages {
     pub bulkhead: Option<Bulkhead>,
     /// When to stop calling.
     pub breaker: Option<Breaker>,
+    /// Another try after a failure.
+    pub retry: Option<Retry>,
+    /// How often the upstream may be called.
+    pub rate_limit: Option<RateLimit>,
+    /// One call for many equal ones.
+    pub coalesce: Option<Coalesce>,
+    /// Answers kept for later.
+    pub cache: Option<Cache>,
+    /// What to answer instead of a failure, in order.
+    pub fallback: Arc<[FallbackStep]>,
+}
+
+impl Stages {
+    /// The same with every guard off.
+    #[must_use]
+    pub fn untouched(&self) -> Self {
+        Self {
+            attempt_timeout: None,
+            deadline: None,
+            hedge: None,
+            bulkhead: None,
+            breaker: None,
+            retry: None,
+            rate_limit: None,
+            coalesce: None,
+            cache: None,
+            fallback: Arc::default(),
+            ..self.clone()
+        }
+    }
 }
 
 /// The deadline stage.
@@ -553,6 +615,79 @@ pub struct Breaker {
     pub failure_statuses: StatusSet,
     /// A deadline that left the upstream less than this says nothing about it.
     pub fair_chance: Duration,
+}
+
+/// The retry stage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Retry {
+    /// Tries in all, the first included; at least 2.
+    pub max_attempts: u32,
+    /// The most that the first wait between two tries can be; doubled for each further one.
+    pub backoff: Duration,
+    /// The most that any wait between two tries can be.
+    pub max_backoff: Duration,
+    /// Methods that may be repeated without more ado.
+    pub methods: Vec<Method>,
+}
+
+/// The rate limit stage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RateLimit {
+    /// Tokens that come back; more than none.
+    pub rate: Rate,
+    /// Tokens that can be saved up; at least 1.
+    pub burst: u32,
+    /// The longest pause that an upstream can ask for.
+    pub max_pause: Duration,
+}
+
+/// The coalesce stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coalesce {
+    /// Bytes of the largest answer that is shared.
+    pub max_body: usize,
+    /// Request fields that tell calls apart, beside those that always do.
+    pub vary: Vec<http::HeaderName>,
+}
+
+/// The cache stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cache {
+    /// How long an answer is fresh whose origin says nothing about it.
+    pub ttl: Option<Duration>,
+    /// How long after its freshness an answer may stand in for a failure.
+    pub stale_if_error: Duration,
+    /// How long after its freshness an answer may be given while a new one is fetched.
+    pub stale_while_revalidate: Duration,
+    /// Bytes that all kept answers of the upstream may hold together.
+    pub max_bytes: u64,
+    /// Bytes of the largest answer that is kept.
+    pub max_body: usize,
+    /// Request fields that tell calls apart, beside those that always do.
+    pub vary: Vec<http::HeaderName>,
+}
+
+/// One thing to try instead of a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FallbackStep {
+    /// The upstream of this name.
+    Upstream(Arc<str>),
+    /// A kept answer whose freshness ended at most so long ago.
+    Stale(Duration),
+    /// A fixed answer.
+    Degraded(Degraded),
+}
+
+/// A fixed answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Degraded {
+    /// Its status.
+    pub status: http::StatusCode,
+    /// Fields of its head. Values can be secrets.
+    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
+    /// Its body, with `{error}`, `{upstream}` and `{retry_after_ms}` to be filled in; `None` for the
+    /// built-in one.
+    pub body: Option<Arc<str>>,
 }
 
 /// A set of HTTP statuses.

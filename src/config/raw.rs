@@ -83,11 +83,11 @@ macro_rules! section {
             pub(super) fn stages(&self) -> Stages {
                 let Self {
                     connect_timeout, attempt_timeout, stream_idle, tunnel_idle, replay_limit, unacceptable,
-                    deadline, hedge, extra_load, bulkhead, breaker, ..
+                    deadline, hedge, extra_load, bulkhead, breaker, retry, rate_limit, coalesce, cache, fallback, ..
                 } = self.clone();
                 Stages {
                     connect_timeout, attempt_timeout, stream_idle, tunnel_idle, replay_limit, unacceptable,
-                    deadline, hedge, extra_load, bulkhead, breaker,
+                    deadline, hedge, extra_load, bulkhead, breaker, retry, rate_limit, coalesce, cache, fallback,
                 }
             }
         }
@@ -125,6 +125,11 @@ stages! {
     extra_load: ExtraLoad,
     bulkhead: Switch<Bulkhead>,
     breaker: Switch<Breaker>,
+    retry: Switch<Retry>,
+    rate_limit: Switch<RateLimit>,
+    coalesce: Switch<Coalesce>,
+    cache: Switch<Cache>,
+    fallback: Switch<Vec<FallbackStep>>,
 }
 
 keys! {

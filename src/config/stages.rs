@@ -92,6 +92,11 @@ impl Inherited {
             },
             bulkhead: self.bulkhead.is_on.then(|| resolver.bulkhead(&self.bulkhead.keys)),
             breaker: self.breaker.is_on.then(|| resolver.breaker(&self.breaker.keys)),
+            retry: None,
+            rate_limit: None,
+            coalesce: None,
+            cache: None,
+            fallback: std::sync::Arc::default(),
         };
         resolver.warn_of_unpaid_percentile(&stages);
         stages

@@ -20,6 +20,7 @@ pub mod budget;
 pub mod bulkhead;
 pub mod deadline;
 pub mod hedge;
+pub mod identity;
 
 #[cfg(test)]
 mod hedge_simulation;

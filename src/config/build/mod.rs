@@ -27,6 +27,8 @@ use crate::units::{ByteSize, Span};
 const LEAST_HEAD: usize = 8 << 10;
 /// The name of the policy for hosts that no upstream names.
 const DEFAULT_NAME: &str = "default";
+/// The name of the policy for hosts that `direct` lists.
+const DIRECT_NAME: &str = "direct";
 
 /// Builds the policy; problems go into `report`. `hash` stays empty.
 pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources) -> Config {
@@ -46,11 +48,24 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
         listen: builder.listen(policy.listen.as_ref()),
         limits: builder.limits(policy.limits.as_ref()),
         dns: builder.dns(policy.dns.as_ref()),
+        direct: Vec::new(),
         egress: builder.egress(policy.egress.as_ref()),
         tls: builder.tls(&tls, &root.key("tls")),
         drain: builder.drain(policy.drain.as_ref()),
         telemetry: telemetry(policy.telemetry.as_ref()),
         hosts: builder.host_index(named),
+        untouched: Arc::new(UpstreamPolicy {
+            name: DIRECT_NAME.into(),
+            index: upstreams.len() + 1,
+            hosts: Vec::new(),
+            endpoint: None,
+            origin: Origin::Auto,
+            intercept: false,
+            tls: UpstreamTls::default(),
+            rewrite: None,
+            stages: stages.untouched(),
+            routes: Vec::new(),
+        }),
         defaults: Arc::new(UpstreamPolicy {
             name: DEFAULT_NAME.into(),
             index: upstreams.len(),

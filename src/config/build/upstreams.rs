@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Builder, DEFAULT_NAME};
+use super::{Builder, DEFAULT_NAME, DIRECT_NAME};
 use crate::config::de::did_you_mean;
 use crate::config::notation::Switch;
 use crate::config::problem::Path;
@@ -31,6 +31,8 @@ impl Builder<'_> {
             let path = section.key(name);
             if name == DEFAULT_NAME {
                 self.report.error(&path, "this name stands for hosts that no upstream names; set `defaults`");
+            } else if name == DIRECT_NAME {
+                self.report.error(&path, "this name stands for the hosts in `direct`");
             } else if let Err(message) = name_is_fine(name) {
                 self.report.error(&path, message);
             }
@@ -158,6 +160,7 @@ impl Builder<'_> {
             own: OwnState {
                 bulkhead: own.bulkhead.as_ref().is_some_and(|switch| switch.on().is_some()),
                 breaker: own.breaker.as_ref().is_some_and(|switch| switch.on().is_some()),
+                rate_limit: own.rate_limit.as_ref().is_some_and(|switch| switch.on().is_some()),
             },
             stages,
         }
