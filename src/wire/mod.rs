@@ -10,6 +10,7 @@ pub mod hop_by_hop;
 pub mod incoming;
 pub mod media_type;
 pub mod outflow;
+pub mod push_back;
 pub mod replay;
 pub mod target;
 pub mod websocket;
