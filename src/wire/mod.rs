@@ -12,5 +12,6 @@ pub mod media_type;
 pub mod outflow;
 pub mod push_back;
 pub mod replay;
+pub mod retry_mark;
 pub mod target;
 pub mod websocket;
