@@ -2,7 +2,8 @@
 //!
 //! They come in three shapes, all plain structs:
 //!
-//! - a **decider** is told what happened and says what to do: the hedge's delay, the extra-load budget;
+//! - a **decider** is told what happened and says what to do: the hedge's delay, the retry, the extra-load
+//!   budget;
 //! - a **gate** returns a guard whose `Drop` gives back what was taken: the bulkhead's permit, the
 //!   breaker's admission. There is no way to leave a call, panic and cancellation included, that keeps
 //!   a permit or a probe's place;
@@ -21,6 +22,7 @@ pub mod bulkhead;
 pub mod deadline;
 pub mod hedge;
 pub mod identity;
+pub mod retry;
 
 #[cfg(test)]
 mod hedge_simulation;
