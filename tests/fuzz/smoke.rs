@@ -3,7 +3,7 @@
 //! `FUZZ_TIMES=100` makes it a hundred times as many.
 
 use hedgerow_fuzz::{
-    DEADLINE, FRAMING, HELLO, HOP_BY_HOP, PATH_GLOB, POLICY, SNIFF, TARGET, Target, mutate::mutate,
+    DEADLINE, FRAMING, HELLO, HOP_BY_HOP, PATH_GLOB, POLICY, RETRY, SNIFF, TARGET, Target, mutate::mutate,
 };
 
 /// Shows the input when the check panics.
@@ -69,4 +69,9 @@ fn a_policy_is_usable_or_its_problems_have_a_place() {
 #[test]
 fn path_globs_match_as_a_simple_matcher_does() {
     smoke(&PATH_GLOB);
+}
+
+#[test]
+fn what_is_said_about_retries_is_bounded_and_goes_on() {
+    smoke(&RETRY);
 }

@@ -19,6 +19,7 @@ mod hop_by_hop;
 pub mod mutate;
 mod path_glob;
 mod policy;
+mod retry;
 mod sniff;
 mod target;
 
@@ -28,6 +29,7 @@ pub use hello::HELLO;
 pub use hop_by_hop::HOP_BY_HOP;
 pub use path_glob::PATH_GLOB;
 pub use policy::POLICY;
+pub use retry::RETRY;
 pub use sniff::SNIFF;
 pub use target::TARGET;
 
