@@ -19,6 +19,7 @@
 pub mod breaker;
 pub mod budget;
 pub mod bulkhead;
+pub mod cache;
 pub mod deadline;
 pub mod hedge;
 pub mod identity;

@@ -1,0 +1,70 @@
+//! An answer on its way into the cache: decided on at its head, gathered with its body.
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap};
+use http::{Method, StatusCode};
+
+use super::entry::{Entry, Head};
+use super::{Asked, Times};
+use crate::config::Cache;
+use crate::wire::event_stream;
+
+/// An answer that will be kept when it comes to its end. Dropped before, it leaves nothing.
+#[derive(Debug)]
+pub struct Candidate {
+    head: Head,
+    body: Vec<u8>,
+    most: usize,
+}
+
+impl Candidate {
+    /// `None` when the answer is not to be kept. `answer` is the upstream's head without its hop-by-hop
+    /// fields; `has_credential` tells whose partition the key is in.
+    pub fn of(
+        asked: Asked<'_>,
+        status: StatusCode,
+        answer: &HeaderMap,
+        cfg: &Cache,
+        has_credential: bool,
+        times: Times,
+    ) -> Option<Self> {
+        // A stream of events has no end that would make it an answer.
+        let has_part = *asked.method == Method::GET && asked.passes_by().is_none();
+        if !has_part || event_stream::is_event_stream(answer) {
+            return None;
+        }
+        let length = content_length(answer);
+        if length.is_some_and(|length| length > cfg.max_body as u64) {
+            return None;
+        }
+        let head = Head::of(asked, status, answer, has_credential, times);
+        head.may_be_kept().then(|| {
+            let known = length.and_then(|length| usize::try_from(length).ok()).unwrap_or_default();
+            Self { head, body: Vec::with_capacity(known.min(FIRST_PIECE)), most: cfg.max_body }
+        })
+    }
+
+    /// Copies a piece of the body. `false`: the answer is larger than what is kept, so give it up.
+    #[must_use]
+    pub fn push(&mut self, piece: &[u8]) -> bool {
+        let fits = piece.len() <= self.most - self.body.len();
+        if fits {
+            self.body.extend_from_slice(piece);
+        }
+        fits
+    }
+
+    /// The entry, once the body has come to its proper end. Trailers are not kept, as RFC 9110 section 6.5.1
+    /// leaves it to any recipient.
+    pub fn complete(self) -> Entry {
+        // A box has no room to spare.
+        Entry::new(self.head, Bytes::from(self.body.into_boxed_slice()))
+    }
+}
+
+/// What is set aside on the word of `Content-Length` alone.
+const FIRST_PIECE: usize = 64 * 1024;
+
+fn content_length(answer: &HeaderMap) -> Option<u64> {
+    answer.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
+}

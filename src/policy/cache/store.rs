@@ -1,0 +1,161 @@
+//! Where the entries are: a map that is bounded in bytes.
+//!
+//! moka's own policy is kept, which lets a newcomer in only when it is asked for more often than what would
+//! have to go: agents ask for many things once, and those would sweep out what is asked for all the time.
+//! Its housekeeping is done at each [`Store::put`], which comes after a call to the upstream anyway: left to
+//! moka's own schedule, some hundred answers could be in memory beyond the bound.
+//!
+//! **Forgetting** (RFC 9111 section 4.4) has to reach the entries of a resource in every partition, and one
+//! that is still on its way. So it leaves a mark with its time, and what was asked for before that time must
+//! be validated. Marks are in a table of fixed size, by the resource's digest; two resources with one
+//! place cost a validation now and then. An index from resources to keys would be exact, and would have
+//! to be bounded as well.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use http::header::HeaderMap;
+use moka::ops::compute::Op;
+use moka::sync::Cache as Map;
+use tokio::time::Instant;
+
+use super::entry::Entry;
+use super::verdict::Why;
+use crate::policy::identity::Key;
+
+/// Answers of one key that differ by what `Vary` names.
+const VARIANTS: usize = 16;
+
+/// Newest first.
+type Variants = Arc<[Arc<Entry>]>;
+
+/// All answers that are kept of one policy.
+#[derive(Debug)]
+pub struct Store {
+    kept: Map<Key, Variants>,
+    max_bytes: u64,
+    marks: Marks,
+}
+
+impl Store {
+    /// A store of at most so many bytes, bodies, heads and its own tables included.
+    pub fn new(max_bytes: u64) -> Self {
+        let kept = Map::builder()
+            .max_capacity(max_bytes)
+            .weigher(|_, variants: &Variants| u32::try_from(weight(variants)).unwrap_or(u32::MAX))
+            .build();
+        Self { kept, max_bytes, marks: Marks::new(Instant::now()) }
+    }
+
+    /// What is kept for a request, by the fields that `Vary` names.
+    ///
+    /// # Errors
+    /// Why there is nothing: [`Why::UriMiss`] or [`Why::VaryMiss`].
+    pub fn find(&self, key: &Key, request: &HeaderMap) -> Result<Arc<Entry>, Why> {
+        let variants = self.kept.get(key).ok_or(Why::UriMiss)?;
+        let is_chosen =
+            |entry: &&Arc<Entry>| entry.selection().is_some_and(|selection| selection.matches(request));
+        let entry = variants.iter().find(is_chosen).ok_or(Why::VaryMiss)?;
+        if self.marks.is_before(entry.resource(), entry.sent()) {
+            entry.invalidate();
+        }
+        Ok(Arc::clone(entry))
+    }
+
+    /// Keeps an entry in the place of what was kept for such requests. An entry whose refreshing told that
+    /// it is not to be kept takes that away. What was asked for earlier than what is there changes nothing.
+    pub fn put(&self, key: Key, entry: Entry) {
+        let entry = Arc::new(entry);
+        self.kept.entry(key).and_compute_with(|old| {
+            let old = old.map(moka::Entry::into_value).unwrap_or_default();
+            self.with(&old, &entry)
+        });
+        self.kept.run_pending_tasks();
+    }
+
+    /// Something was done to a resource: what is kept of it, whoever asked, has to be validated before it is
+    /// given again. See [`touched`](super::touched).
+    pub fn forget(&self, resource: &[u8; 32], now: Instant) {
+        self.marks.set(resource, now);
+    }
+
+    /// The number of keys, nearly.
+    pub fn len(&self) -> u64 {
+        self.kept.entry_count()
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The memory that they take, nearly.
+    pub fn bytes(&self) -> u64 {
+        self.kept.weighted_size()
+    }
+
+    fn with(&self, old: &Variants, entry: &Arc<Entry>) -> Op<Variants> {
+        let is_same = |other: &Entry| other.selection() == entry.selection();
+        if old.iter().any(|other| is_same(other) && other.sent() > entry.sent()) {
+            return Op::Nop;
+        }
+        let newest = entry.may_be_kept().then_some(entry);
+        let others = old.iter().filter(|other| !is_same(other));
+        let mut room = self.max_bytes;
+        let variants: Variants = newest
+            .into_iter()
+            .chain(others)
+            .take(VARIANTS)
+            // Beyond the bound the map would let go of them all.
+            .take_while(|variant| {
+                let left = room.checked_sub(weight(std::slice::from_ref(variant)) as u64);
+                room = left.unwrap_or_default();
+                left.is_some()
+            })
+            .cloned()
+            .collect();
+        if variants.is_empty() { Op::Remove } else { Op::Put(variants) }
+    }
+}
+
+fn weight(variants: &[Arc<Entry>]) -> usize {
+    variants.iter().map(|entry| entry.weight()).sum()
+}
+
+/// When something was last done to the resources of each place of the table.
+#[derive(Debug)]
+struct Marks {
+    start: Instant,
+    /// Nanoseconds since the start; 0 for never. Most policies see no unsafe method, and have no table.
+    table: OnceLock<Box<[AtomicU64]>>,
+}
+
+impl Marks {
+    /// With a hundred unsafe calls a second to ever new resources, an entry meets another's mark once in
+    /// eighty seconds. 64 KiB.
+    const PLACES: usize = 8192;
+
+    fn new(start: Instant) -> Self {
+        Self { start, table: OnceLock::new() }
+    }
+
+    fn set(&self, resource: &[u8; 32], now: Instant) {
+        let table = self.table.get_or_init(|| (0..Self::PLACES).map(|_| AtomicU64::new(0)).collect());
+        table[place(resource)].fetch_max(self.since_start(now).max(1), Ordering::Relaxed);
+    }
+
+    /// Whether `sent` is not later than the mark.
+    fn is_before(&self, resource: &[u8; 32], sent: Instant) -> bool {
+        let mark = self.table.get().map_or(0, |table| table[place(resource)].load(Ordering::Relaxed));
+        mark > 0 && self.since_start(sent) <= mark
+    }
+
+    fn since_start(&self, time: Instant) -> u64 {
+        let since = time.saturating_duration_since(self.start).as_nanos();
+        u64::try_from(since).unwrap_or(u64::MAX)
+    }
+}
+
+fn place(resource: &[u8; 32]) -> usize {
+    usize::from(u16::from_be_bytes([resource[0], resource[1]])) % Marks::PLACES
+}

@@ -1,0 +1,68 @@
+//! Which of a key's answers a request may have: what `Vary` names (RFC 9111 section 4.1).
+//!
+//! An entry remembers the fields that its answer depended on and a digest of what the request had in them,
+//! not their values: `Vary` may name a credential.
+
+use http::header::{self, HeaderMap, HeaderName};
+use ring::digest::{Context, SHA256};
+
+use super::directives::{Escapes, members};
+
+/// The fields that chose an answer, and what they were.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Selection {
+    /// Sorted, each once.
+    fields: Box<[HeaderName]>,
+    values: [u8; 32],
+}
+
+impl Selection {
+    /// `None` when no later request could match: `Vary: *`, or a member that can be no field.
+    pub(super) fn of(answer: &HeaderMap, request: &HeaderMap) -> Option<Self> {
+        let lines = answer.get_all(header::VARY).iter();
+        let fields: Result<Vec<_>, _> = lines
+            .flat_map(|line| members(line.as_bytes(), Escapes::No))
+            .map(|member| if member == b"*" { Err(()) } else { HeaderName::from_bytes(member).map_err(drop) })
+            .collect();
+        let mut fields = fields.ok()?;
+        fields.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
+        fields.dedup();
+        let values = digest(&fields, request);
+        Some(Self { fields: fields.into(), values })
+    }
+
+    /// Whether the request would have been given this answer.
+    pub(super) fn matches(&self, request: &HeaderMap) -> bool {
+        self.fields.is_empty() || digest(&self.fields, request) == self.values
+    }
+
+    /// Bytes of memory.
+    pub(super) fn weight(&self) -> usize {
+        self.fields.iter().map(|name| size_of::<HeaderName>() + name.as_str().len()).sum()
+    }
+}
+
+/// Values are compared as lists, so how they are broken into lines and spaced does not matter; languages
+/// and codings in any case. An absent field is not an empty one.
+fn digest(fields: &[HeaderName], request: &HeaderMap) -> [u8; 32] {
+    let mut digest = Context::new(&SHA256);
+    for name in fields {
+        if !request.contains_key(name) {
+            digest.update(b"-");
+            continue;
+        }
+        digest.update(b"+");
+        let ignores_case = [header::ACCEPT_LANGUAGE, header::ACCEPT_ENCODING].contains(name);
+        let lines = request.get_all(name).iter();
+        for member in lines.flat_map(|line| members(line.as_bytes(), Escapes::Yes)) {
+            digest.update(&(member.len() as u64 + 1).to_be_bytes());
+            if ignores_case {
+                digest.update(&member.to_ascii_lowercase());
+            } else {
+                digest.update(member);
+            }
+        }
+        digest.update(&0u64.to_be_bytes());
+    }
+    digest.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
