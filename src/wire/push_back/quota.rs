@@ -23,7 +23,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::header::HeaderMap;
+use http::header::{AsHeaderName, HeaderMap, HeaderName};
 
 use super::{decimal, seconds};
 use crate::wire::deadline_header::parse_deadline;
@@ -39,38 +39,41 @@ const FIRST_UNIX_SECOND: f64 = 1e9;
 /// [`super::LONGEST`] and never zero. The longest of several that are used up. `None` where none is, and
 /// where it is not said when it will be filled.
 pub fn exhausted(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let until_filled = |name: &str| match name {
+    let until_filled = |name: &HeaderName| match name.as_str() {
         "ratelimit" => draft(headers),
-        name => sisters(headers, name, now),
+        _ => sisters(headers, name, now),
     };
-    headers.keys().filter_map(|name| until_filled(name.as_str())).filter(|wait| !wait.is_zero()).max()
+    headers.keys().filter_map(until_filled).filter(|wait| !wait.is_zero()).max()
 }
 
 /// The longest wait of the quotas that `remaining`, the name of a field, says to be used up. Places of
 /// lists belong together; lists of different lengths do not.
-fn sisters(headers: &HeaderMap, remaining: &str, now: SystemTime) -> Option<Duration> {
-    let rest = FAMILIES.iter().find_map(|family| remaining.strip_prefix(family))?;
-    rest.split('-').find(|word| *word == "remaining")?;
-    list(headers, remaining).find(|count| is_nought(count))?;
-    let reset = remaining.replacen("remaining", "reset", 1);
-    if list(headers, remaining).count() != list(headers, &reset).count() {
+fn sisters(headers: &HeaderMap, remaining: &HeaderName, now: SystemTime) -> Option<Duration> {
+    let name = remaining.as_str();
+    let kind = FAMILIES.iter().find_map(|family| name.strip_prefix(family))?;
+    let is_count = kind.starts_with("remaining") || kind.ends_with("-remaining");
+    if !is_count || !list(headers, remaining).any(is_nought) {
+        return None;
+    }
+    let reset = name.replacen("remaining", "reset", 1);
+    if list(headers, remaining).count() != list(headers, &*reset).count() {
         return None;
     }
     list(headers, remaining)
-        .zip(list(headers, &reset))
+        .zip(list(headers, &*reset))
         .filter(|(count, _)| is_nought(count))
         .filter_map(|(_, reset)| until(reset, now))
         .max()
 }
 
 /// The members of all fields of a name, as one list (RFC 9110 section 5.3).
-fn list<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
+fn list<N: AsHeaderName>(headers: &HeaderMap, name: N) -> impl Iterator<Item = &str> + use<'_, N> {
     let values = headers.get_all(name).iter().map(|value| value.to_str().unwrap_or_default());
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
 fn is_nought(count: &str) -> bool {
-    decimal(count) == Some(0.0)
+    count.starts_with('0') && decimal(count) == Some(0.0)
 }
 
 /// How long until `reset`, in any of the notations that are met.
@@ -301,7 +304,8 @@ mod tests {
                 "remaining {count:?}"
             );
         }
-        assert_eq!(millis(&[("x-ratelimit-remainings", "0"), ("x-ratelimit-resets", "9")]), None);
+        assert_eq!(millis(&[("x-ratelimit-limit", "0"), ("x-ratelimit-reset", "9")]), None);
+        assert_eq!(millis(&[("x-remaining", "0"), ("x-reset", "9")]), None);
         assert_eq!(millis(&[("content-type", "application/json"), ("date", "x")]), None);
     }
 
