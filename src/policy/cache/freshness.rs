@@ -57,21 +57,24 @@ impl Lifetime {
     }
 }
 
-/// Section 4.2.1, first match wins.
+/// Section 4.2.1, first match wins. `s-maxage` goes first in a shared cache. In a credential's own partition
+/// it is what is left when the origin says nothing else: section 3.5 lets a proxy go by it there too.
 fn said(
     headers: &HeaderMap,
     control: &ResponseControl,
     is_private: bool,
     wall: SystemTime,
 ) -> Option<Duration> {
-    let shared = control.s_maxage.filter(|_| !is_private);
-    shared.or(control.max_age).or_else(|| {
-        headers.contains_key(header::EXPIRES).then(|| {
-            // Section 5.3: what is no date, "0" above all, is in the past.
-            let expires = only_date(headers, &header::EXPIRES);
-            let date = only_date(headers, &header::DATE).unwrap_or(wall);
-            expires.and_then(|expires| expires.duration_since(date).ok()).unwrap_or_default()
-        })
+    let general = || control.max_age.or_else(|| until_expires(headers, wall));
+    if is_private { general().or(control.s_maxage) } else { control.s_maxage.or_else(general) }
+}
+
+/// Section 5.3: what is no date, "0" above all, is in the past.
+fn until_expires(headers: &HeaderMap, wall: SystemTime) -> Option<Duration> {
+    headers.contains_key(header::EXPIRES).then(|| {
+        let expires = only_date(headers, &header::EXPIRES);
+        let date = only_date(headers, &header::DATE).unwrap_or(wall);
+        expires.and_then(|expires| expires.duration_since(date).ok()).unwrap_or_default()
     })
 }
 
@@ -101,5 +104,17 @@ pub(super) fn only_date(headers: &HeaderMap, name: &HeaderName) -> Option<System
     if values.any(|other| other != first) {
         return None;
     }
-    httpdate::parse_http_date(first.to_str().ok()?).ok()
+    let text = first.to_str().ok()?;
+    httpdate::parse_http_date(text).or_else(|_| httpdate::parse_http_date(&in_usual_case(text))).ok()
+}
+
+/// Section 4.2: the names of days and months count in any case.
+fn in_usual_case(date: &str) -> String {
+    let mut is_inside = false;
+    let usual = date.chars().map(|letter| {
+        let cased = if is_inside { letter.to_ascii_lowercase() } else { letter.to_ascii_uppercase() };
+        is_inside = letter.is_ascii_alphabetic();
+        cased
+    });
+    usual.collect::<String>().replace("Gmt", "GMT")
 }

@@ -30,10 +30,14 @@ fn is_safe(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE)
 }
 
-/// Where a reference leads (RFC 3986 section 5.2); `None` for another origin, which one may not speak for.
+/// Where a reference leads (RFC 3986 section 5.2); `None` for the resource itself, and for another origin,
+/// which one may not speak for.
 fn resolve(base: Place<'_>, reference: &HeaderValue) -> Option<PathAndQuery> {
     let reference = reference.to_str().ok()?.trim();
     let reference = reference.split_once('#').map_or(reference, |(before, _)| before);
+    if reference.is_empty() {
+        return None;
+    }
     let path = match of_authority(reference, base.scheme) {
         Some((authority, path)) => {
             let authority = Authority::parse(authority, Some(base.scheme.default_port())).ok()?;

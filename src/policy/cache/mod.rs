@@ -7,7 +7,7 @@
 //!
 //! **Whose cache.** A [`Key`](super::identity::Key) holds the caller's credentials, so each credential has
 //! a partition of its own that nobody else ever meets. There the cache acts as the caller's private one:
-//! `private` answers are kept and `s-maxage` is not for it. Without a credential it acts as a shared one.
+//! `private` answers are kept and `s-maxage` comes last. Without a credential it acts as a shared one.
 //! That is stricter than RFC 9111 section 3.5, which would let `public` answers out of the partition: an
 //! origin that says `public` by habit must not show one caller the other's answer.
 //!
@@ -36,6 +36,9 @@ mod invalidation;
 mod store;
 mod variant;
 mod verdict;
+
+#[cfg(test)]
+mod tests;
 
 use std::time::SystemTime;
 
