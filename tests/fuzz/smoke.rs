@@ -3,7 +3,8 @@
 //! `FUZZ_TIMES=100` makes it a hundred times as many.
 
 use hedgerow_fuzz::{
-    DEADLINE, FRAMING, HELLO, HOP_BY_HOP, PATH_GLOB, POLICY, RETRY, SNIFF, TARGET, Target, mutate::mutate,
+    CACHE, DEADLINE, FRAMING, HELLO, HOP_BY_HOP, PATH_GLOB, POLICY, RETRY, SNIFF, TARGET, Target,
+    mutate::mutate,
 };
 
 /// Shows the input when the check panics.
@@ -69,6 +70,11 @@ fn a_policy_is_usable_or_its_problems_have_a_place() {
 #[test]
 fn path_globs_match_as_a_simple_matcher_does() {
     smoke(&PATH_GLOB);
+}
+
+#[test]
+fn a_cache_keeps_and_gives_what_it_may() {
+    smoke(&CACHE);
 }
 
 #[test]

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cache;
 mod deadline;
 mod fields;
 mod framing;
@@ -23,6 +24,7 @@ mod retry;
 mod sniff;
 mod target;
 
+pub use cache::CACHE;
 pub use deadline::DEADLINE;
 pub use framing::FRAMING;
 pub use hello::HELLO;
