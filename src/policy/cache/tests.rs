@@ -1,6 +1,5 @@
 //! The cache's rules, each by its clause, and what must hold of the store.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -637,6 +636,7 @@ fn a_304_brings_new_fields_and_a_new_age_and_leaves_the_body() {
     assert_eq!(refreshed.headers(), &fields(expected));
     assert_eq!((refreshed.age(later), refreshed.ttl(&CFG, later)), (secs(4), 86));
     assert_eq!(refreshed.body(), "hello");
+    assert!(refreshed.may_be_kept(), "the cookie was for who asked");
 }
 
 #[test]
@@ -869,34 +869,52 @@ fn an_entry_keeps_no_memory_but_its_own() {
     assert_eq!((kept.body().len(), kept.headers()["x-slice"].len()), (200, 10));
 }
 
-/// Puts until the bound is reached many times over, from several threads.
+/// Entries of several threads, many times as many as there is room for.
 #[test]
 fn the_bound_in_bytes_holds() {
     const MOST: u64 = 200_000;
-    let store = Arc::new(Store::new(MOST));
+    let store = Store::new(MOST);
+    let request =
+        |thread: usize, number: usize| Request::new(Method::GET, &format!("/{thread}/{number}"), "");
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let store = Arc::clone(&store);
+            let store = &store;
             scope.spawn(move || {
                 for number in 0..500 {
-                    let request = Request::new(Method::GET, &format!("/{thread}/{number}"), "");
+                    let request = request(thread, number);
                     let body = "x".repeat(number * 7 % 5000);
-                    let entry = entry_of(&request, 200, TAGGED, &body, Instant::now()).unwrap();
-                    store.put(request.key(), entry);
-                    assert!(store.bytes() <= MOST + 4 * 8000, "{}", store.bytes());
+                    store.put(request.key(), entry_of(&request, 200, TAGGED, &body, Instant::now()).unwrap());
                 }
             });
         }
     });
-    store.put(Request::get("").key(), entry(TAGGED, Instant::now()));
-    assert!((1..=MOST).contains(&store.bytes()), "{}", store.bytes());
-    // Larger than all of it.
-    let small = Store::new(1000);
-    small.put(
-        Request::get("").key(),
-        entry_of(&Request::get(""), 200, "", &"x".repeat(900), Instant::now()).unwrap(),
-    );
-    assert_eq!((small.len(), small.bytes()), (0, 0));
+    let all = (0..4).flat_map(|thread| (0..500).map(move |number| request(thread, number)));
+    let found = all.filter_map(|request| store.find(&request.key(), &request.headers).ok());
+    let weight: u64 = found.map(|entry| entry.weight() as u64).sum();
+    assert!((1..=MOST).contains(&weight), "{weight}");
+    assert_eq!(weight, store.bytes());
+}
+
+#[test]
+fn the_bound_in_bytes_holds_after_each_put() {
+    const MOST: u64 = 20_000;
+    let store = Store::new(MOST);
+    let requests: Vec<Request> =
+        (0..50).map(|number| Request::new(Method::GET, &format!("/{number}"), "")).collect();
+    for request in &requests {
+        store.put(request.key(), entry_of(request, 200, "", &"x".repeat(4000), Instant::now()).unwrap());
+        let found = requests.iter().filter_map(|request| store.find(&request.key(), &request.headers).ok());
+        let weight: u64 = found.map(|entry| entry.weight() as u64).sum();
+        assert!((1..=MOST).contains(&weight), "{weight}");
+    }
+}
+
+#[test]
+fn what_is_larger_than_the_store_is_not_kept() {
+    let (store, request) = (Store::new(1000), Request::get(""));
+    store.put(request.key(), entry_of(&request, 200, "", &"x".repeat(900), Instant::now()).unwrap());
+    assert!(store.is_empty());
+    assert_eq!(store.bytes(), 0);
 }
 
 proptest! {
