@@ -11,7 +11,7 @@
 //! That is stricter than RFC 9111 section 3.5, which would let `public` answers out of the partition: an
 //! origin that says `public` by habit must not show one caller the other's answer.
 //!
-//! **Why no library.** The rules are in [`freshness`], [`directives`] and [`verdict`], each by its clause.
+//! **Why no library.** The rules are in `freshness`, `directives` and `verdict`, each by its clause.
 //! `http-cache-semantics` 3.0.0 was read and tried first, and would have needed all of them beside it: an
 //! answer with `Age: 18446744073709551615` makes it panic; `No-Store` and `Max-Age` are not known in any
 //! but lower case; a comma inside a quoted string begins a new directive; of a field that is repeated
