@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::support::at_best_within;
 use crate::support::client::{Agent, End, Response};
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
@@ -11,7 +12,6 @@ use crate::support::pki::Pki;
 use crate::support::policy::tool;
 use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
-use crate::support::within;
 
 /// A tunnel to `port` through a connection of its own, with both of its ends.
 async fn tunnel(hedgerow: &HedgerowProcess, port: &RawPort) -> (Agent, Agent) {
@@ -154,17 +154,19 @@ async fn c024_a_refused_connect_names_its_reason_and_is_no_tunnel() {
         let mut agent = hedgerow.agent().await;
         agent.send(format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n")).await;
         refused(&mut agent, status, error).await;
-        assert!(begin.elapsed() < Duration::from_secs(2), "{authority}: {:?}", begin.elapsed());
+        // And not at the deadline of half a minute.
+        assert!(begin.elapsed() < Duration::from_secs(10), "{authority}: {:?}", begin.elapsed());
     }
 }
 
 #[tokio::test]
 async fn a_connect_meets_its_deadline_with_a_status_line() {
     let dns = Dns::start(&[("mute.test", Answer::Mute)]).await;
-    let hedgerow = HedgerowProcess::start(&format!("dns: {{ servers: [\"{}\"] }}", dns.address())).await;
+    let policy = format!("dns: {{ servers: [\"{}\"], timeout: 1m }}", dns.address());
+    let hedgerow = HedgerowProcess::start(&policy).await;
     let mut agent = hedgerow.agent().await;
     let deadline =
-        (time::OffsetDateTime::now_utc() + Duration::from_millis(300)).unix_timestamp_nanos() / 1_000_000;
+        (time::OffsetDateTime::now_utc() + Duration::from_millis(1500)).unix_timestamp_nanos() / 1_000_000;
     agent
         .send(format!(
             "CONNECT mute.test:443 HTTP/1.1\r\nHost: mute.test\r\nx-request-deadline: {deadline}\r\n\r\n"
@@ -250,13 +252,15 @@ async fn requests_in_a_tunnel_go_to_the_policys_endpoint_and_not_to_the_host_tha
 async fn c025_a_server_that_speaks_first_is_heard_at_once() {
     let port = RawPort::bind().await;
     let hedgerow = HedgerowProcess::start("{}").await;
-    let (mut agent, mut upstream) = tunnel(&hedgerow, &port).await;
-    let begin = Instant::now();
-    upstream.send(b"220 mail.example ready\r\n").await;
-    agent.expect(b"220 mail.example ready\r\n").await;
-    assert!(begin.elapsed() < Duration::from_millis(800), "{:?}", begin.elapsed());
-    agent.send(b"EHLO a\r\n").await;
-    upstream.expect(b"EHLO a\r\n").await;
+    // And not after the second that a client has to say what it speaks.
+    at_best_within(Duration::from_secs(1), async || {
+        let (mut agent, mut upstream) = tunnel(&hedgerow, &port).await;
+        upstream.send(b"220 mail.example ready\r\n").await;
+        agent.expect(b"220 mail.example ready\r\n").await;
+        agent.send(b"EHLO a\r\n").await;
+        upstream.expect(b"EHLO a\r\n").await;
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -264,8 +268,8 @@ async fn a_client_that_stays_silent_gets_the_plain_tunnel_after_a_second() {
     let port = RawPort::bind().await;
     let hedgerow = HedgerowProcess::start("{}").await;
     let (mut agent, mut upstream) = tunnel(&hedgerow, &port).await;
-    // There is no event for the end of the look at the first bytes.
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    // There is no event for the end of the look at the first bytes: well past its second.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     // By now it is a tunnel for good, even for what looks like a request.
     let late = b"GET /late HTTP/1.1\r\nhost: a\r\nX-Hop: 1\r\nConnection: x-hop\r\n\r\n";
     agent.send(late).await;
@@ -388,5 +392,6 @@ async fn a_reset_in_the_middle_of_an_upload_that_was_held_back_gives_the_place_b
     let chunk = vec![b'x'; 1 << 20];
     while tokio::time::timeout(Duration::from_millis(300), agent.send(&chunk)).await.is_ok() {}
     upstream.reset();
-    within(Duration::from_secs(1), hedgerow.until_status(|status| status["in_flight"] == 0)).await;
+    // `stream_idle` is five minutes.
+    hedgerow.until_status(|status| status["in_flight"] == 0).await;
 }
