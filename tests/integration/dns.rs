@@ -9,9 +9,10 @@ use crate::support::client::get_all;
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::upstream::{Reply, Upstream};
+use crate::support::{at_best_within, soon};
 
 fn with_dns(dns: &Dns, rest: &str) -> String {
-    format!("dns: {{ servers: [\"{}\"], timeout: 300ms }}\n{rest}", dns.address())
+    format!("dns: {{ servers: [\"{}\"], timeout: 2s }}\n{rest}", dns.address())
 }
 
 /// Answers and closes, so that each request needs a new connection.
@@ -75,14 +76,15 @@ async fn c050_a_silent_name_server_is_bounded_and_delays_nobody_else() {
     let silence = begin.elapsed();
     assert_eq!((silent.status, &silent.json()["error"]), (504, &"dns_timeout".into()));
     assert!(silent.header("proxy-status").unwrap().contains("error=dns_timeout"));
-    assert!((Duration::from_millis(250)..Duration::from_secs(2)).contains(&silence), "{silence:?}");
+    // Its own bound, and not the deadline of half a minute.
+    assert!((Duration::from_secs(2)..Duration::from_secs(15)).contains(&silence), "{silence:?}");
     assert!(other < silence, "{other:?} beside {silence:?}");
 }
 
 #[tokio::test]
 async fn a_look_up_ends_with_the_callers_deadline() {
     let dns = Dns::start(&[("mute.test", Answer::Mute)]).await;
-    let policy = format!("dns: {{ servers: [\"{}\"], timeout: 10s }}", dns.address());
+    let policy = format!("dns: {{ servers: [\"{}\"], timeout: 1m }}", dns.address());
     let hedgerow = HedgerowProcess::start(&policy).await;
     let deadline =
         (time::OffsetDateTime::now_utc() + Duration::from_millis(300)).unix_timestamp_nanos() / 1_000_000;
@@ -93,7 +95,7 @@ async fn a_look_up_ends_with_the_callers_deadline() {
         .request("GET", "http://mute.test/", &[("x-request-deadline", &deadline.to_string())], b"")
         .await;
     assert_eq!((answer.status, &answer.json()["error"]), (504, &"deadline_exceeded".into()));
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
 }
 
 #[tokio::test]
@@ -122,11 +124,12 @@ async fn c051_dead_addresses_of_a_name_cost_little_and_are_no_failure_of_it() {
     let policy = with_dns(&dns, "defaults: { hedge: off, breaker: { consecutive_failures: 1 } }");
     let hedgerow = HedgerowProcess::start(&policy).await;
     for host in ["families.test", "two.test", "many.test"] {
-        for _ in 0..5 {
-            let begin = Instant::now();
-            assert_eq!(hedgerow.get(&format!("http://{host}:{port}/")).await.text(), "ok", "{host}");
-            assert!(begin.elapsed() < Duration::from_millis(500), "{host}: {:?}", begin.elapsed());
-        }
+        let url = format!("http://{host}:{port}/");
+        // One that refuses is passed at once, and not after the quarter of a second that a silent one gets.
+        at_best_within(Duration::from_millis(250), async || {
+            assert_eq!(hedgerow.get(&url).await.text(), "ok", "{host}");
+        })
+        .await;
     }
     let metrics = hedgerow.metrics().await;
     assert_eq!(metrics.value("hedgerow_breaker_transitions_total", &[]), 0.0);
@@ -138,10 +141,12 @@ async fn c051_an_address_that_stays_silent_costs_a_quarter_of_a_second() {
     let port = upstream.address().port();
     let _silent = Silent::at([127, 0, 0, 2], port).await;
     let dns = Dns::start(&[("a.test", addresses(&[[127, 0, 0, 2], [127, 0, 0, 1]], 60))]).await;
-    let hedgerow = HedgerowProcess::start(&with_dns(&dns, "defaults: { hedge: off }")).await;
+    // Were it waited for, it would cost the whole of `connect_timeout`.
+    let hedgerow =
+        HedgerowProcess::start(&with_dns(&dns, "defaults: { hedge: off, connect_timeout: 25s }")).await;
     let begin = Instant::now();
     assert_eq!(hedgerow.get(&format!("http://a.test:{port}/")).await.text(), "ok");
-    assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
 /// An address that answers no SYN: a listener whose backlog is full and that accepts nobody.
@@ -181,11 +186,12 @@ async fn c052_new_connections_follow_a_name_that_moves_after_its_ttl() {
     let url = format!("http://a.test:{port}/");
     assert_eq!(hedgerow.get(&url).await.text(), "before");
     dns.set("a.test", addresses(&[[127, 0, 0, 3]], 1));
-    let moved = Instant::now();
-    while hedgerow.get(&url).await.text() != "after" {
-        assert!(moved.elapsed() < Duration::from_secs(3), "still at the old address");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    soon(async {
+        while hedgerow.get(&url).await.text() != "after" {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
     let seen = before.count();
     for _ in 0..10 {
         assert_eq!(hedgerow.get(&url).await.text(), "after");

@@ -56,11 +56,12 @@ async fn c077_a_hung_upstream_does_not_slow_another() {
     for _ in 0..20 {
         assert_eq!(proxy.get(&hung.url("/")).await.json()["error"], "bulkhead_full");
     }
-    assert!(began.elapsed() < ms(2000), "{:?}", began.elapsed());
+    // Each that waited would do so for half a minute.
+    assert!(began.elapsed() < ms(15_000), "{:?}", began.elapsed());
 
     let after = times(&proxy, &well, 300).await;
     // The medians: on a loaded machine the tails are the machine's. Waiting for the neighbour would cost seconds.
-    assert!(after[150] < before[150] * 3 + ms(5), "{:?} became {:?}", before[150], after[150]);
+    assert!(after[150] < before[150] * 3 + ms(250), "{:?} became {:?}", before[150], after[150]);
     assert_eq!((hung.count(), hung.aborted()), (50, 0));
 }
 
@@ -71,7 +72,7 @@ async fn a_mute_name_server_for_one_name_does_not_hold_up_another() {
     let well = Upstream::answering(|_| Reply::ok("")).await;
     let dns =
         Dns::start(&[("mute.test", Answer::Mute), ("well.test", Answer::addresses(&["127.0.0.1"]))]).await;
-    let policy = format!("dns: {{ servers: [\"{}\"], timeout: 10s }}", dns.address());
+    let policy = format!("dns: {{ servers: [\"{}\"], timeout: 25s }}", dns.address());
     let proxy = HedgerowProcess::start(&policy).await;
     let mut crowd = client::crowd(proxy.proxy, 50).await;
     for agent in &mut crowd {
@@ -81,5 +82,5 @@ async fn a_mute_name_server_for_one_name_does_not_hold_up_another() {
     let began = Instant::now();
     let answer = proxy.get(&format!("http://well.test:{}/", well.address().port())).await;
     assert_eq!(answer.status, 200);
-    assert!(began.elapsed() < ms(1500), "{:?}", began.elapsed());
+    assert!(began.elapsed() < ms(15_000), "{:?}", began.elapsed());
 }

@@ -190,7 +190,8 @@ async fn c030_an_upstream_that_closes_every_connection_is_not_dialled_without_en
         answer = hedgerow.get(&url) => answer,
     };
     assert_eq!((answer.status, &answer.json()["error"]), (502, &"upstream_reset".into()));
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    // And not at the deadline of half a minute.
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     assert!(accepts.get() <= 2, "{} connections for one call", accepts.get());
 }
 
