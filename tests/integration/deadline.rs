@@ -120,7 +120,7 @@ async fn c083_all_accepted_forms_of_one_instant_end_a_call_at_that_instant() {
     let upstream = Upstream::answering(|_| Reply::hang()).await;
     let proxy =
         HedgerowProcess::start(&tool(upstream.address(), "hedge: off, deadline: { reserve: 0s }")).await;
-    let at = whole_second(ms(400));
+    let at = whole_second(ms(1500));
     let seconds = at.duration_since(UNIX_EPOCH).unwrap().as_secs();
     let utc = OffsetDateTime::from(at);
     let offset = UtcOffset::from_hms(2, 0, 0).unwrap();
@@ -141,7 +141,8 @@ async fn c083_all_accepted_forms_of_one_instant_end_a_call_at_that_instant() {
         SystemTime::now()
     });
     for (form, end) in forms.iter().zip(futures_util::future::join_all(ends).await) {
-        assert!(end >= at && end < at + ms(500), "{form} ended at {end:?} instead of {at:?}");
+        // A unit mistaken for another is off by years, and a form that is not read by half a minute.
+        assert!(end >= at && end < at + ms(15_000), "{form} ended at {end:?} instead of {at:?}");
     }
     assert_eq!(upstream.count(), forms.len());
 }
@@ -153,13 +154,14 @@ async fn c082_a_deadline_in_the_past_is_a_504_at_once_and_the_upstream_sees_noth
     let policy =
         tool(upstream.address(), "breaker: { consecutive_failures: 1 }, bulkhead: { max_concurrent: 1 }");
     let proxy = HedgerowProcess::start(&policy).await;
-    let past = unix(SystemTime::now() - ms(2000));
-    let answer = call(&proxy, &upstream.url("/"), &[(FIELD, &past)]).await;
+    let now = SystemTime::now();
+    let answer = call(&proxy, &upstream.url("/"), &[(FIELD, &unix(now - ms(2000)))]).await;
+    let took = now.elapsed().expect("the clock goes on").as_millis() as u64;
     assert_eq!((answer.status, answer.header("x-should-retry")), (504, Some("false")));
     let problem = answer.json();
     assert_eq!(problem["error"], "deadline_exceeded");
     let skew = problem["skew_ms"].as_u64().expect("the skew is told");
-    assert!((2000..4000).contains(&skew), "{skew}");
+    assert!((2000..=2001 + took).contains(&skew), "{skew} after {took}");
     assert!(detail(&answer).contains("clocks"), "{}", detail(&answer));
     assert!(answer.header("proxy-status").unwrap().contains("error=http_response_timeout"));
     assert_eq!(upstream.connections(), 0);
@@ -175,15 +177,15 @@ async fn c082_a_deadline_in_the_past_is_a_504_at_once_and_the_upstream_sees_noth
 #[tokio::test]
 async fn c080_a_skewed_clock_is_named_or_bounded_by_the_maximum() {
     let upstream = Upstream::answering(|_| Reply::hang()).await;
-    let proxy = HedgerowProcess::start(&tool(
-        upstream.address(),
-        "hedge: off, deadline: { default: 200ms, max: 200ms }",
-    ))
-    .await;
-    let behind = unix(SystemTime::now() - ms(20_000));
-    let answer = call(&proxy, &upstream.url("/"), &[(FIELD, &behind)]).await;
+    let proxy =
+        HedgerowProcess::start(&tool(upstream.address(), "hedge: off, deadline: { default: 1s, max: 1s }"))
+            .await;
+    let now = SystemTime::now();
+    let answer = call(&proxy, &upstream.url("/"), &[(FIELD, &unix(now - ms(20_000)))]).await;
+    let took = now.elapsed().expect("the clock goes on").as_millis() as u64;
     let skew = answer.json()["skew_ms"].as_u64().expect("the skew is told");
-    assert!((20_000..25_000).contains(&skew) && detail(&answer).contains("clocks"));
+    assert!((20_000..=20_001 + took).contains(&skew), "{skew} after {took}");
+    assert!(detail(&answer).contains("clocks"), "{}", detail(&answer));
     assert_eq!(upstream.count(), 0);
 
     let ahead = in_time(ms(40_000));
@@ -197,7 +199,7 @@ async fn c080_a_skewed_clock_is_named_or_bounded_by_the_maximum() {
 async fn a_deadline_that_was_not_shortened_is_sent_on_byte_for_byte() {
     let upstream = Upstream::answering(|_| Reply::ok("")).await;
     let proxy = HedgerowProcess::start(&tool(upstream.address(), "")).await;
-    let at = whole_second(ms(3000));
+    let at = whole_second(ms(20_000));
     let seconds = at.duration_since(UNIX_EPOCH).unwrap().as_secs();
     let east = OffsetDateTime::from(at).to_offset(UtcOffset::from_hms(5, 30, 0).unwrap());
     for spelling in [
@@ -235,13 +237,13 @@ async fn a_grpc_timeout_arrives_shrunk_and_bounds_the_call() {
     let mut upstream = Upstream::start().await;
     let proxy = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
     let url = upstream.url("/");
-    let calling = call(&proxy, &url, &[("grpc-timeout", "400m")]);
+    let calling = call(&proxy, &url, &[("grpc-timeout", "1500m")]);
     let serving = async {
         let exchange = upstream.next().await;
         let left = exchange.header("grpc-timeout").unwrap().to_owned();
         let (digits, unit) = left.split_at(left.len() - 1);
         assert_eq!(unit, "u", "{left}");
-        assert!((1..400_000).contains(&digits.parse::<u64>().unwrap()), "{left}");
+        assert!((1..1_500_000).contains(&digits.parse::<u64>().unwrap()), "{left}");
         exchange.gone().await;
     };
     let (answer, ()) = tokio::join!(calling, serving);
@@ -255,10 +257,10 @@ async fn a_grpc_timeout_arrives_shrunk_and_bounds_the_call() {
 #[tokio::test]
 async fn the_earliest_bound_strikes_and_is_named() {
     let upstream = Upstream::answering(|_| Reply::hang()).await;
-    let policy = tool(upstream.address(), "hedge: off, deadline: { default: 250ms }");
+    let policy = tool(upstream.address(), "hedge: off, deadline: { default: 1500ms }");
     let proxy = HedgerowProcess::start(&policy).await;
-    let (soon, late) = (in_time(ms(500)), in_time(ms(9000)));
-    let ttl = whole_second(ms(300));
+    let (soon, late) = (in_time(ms(2000)), in_time(ms(19_000)));
+    let ttl = whole_second(ms(1500));
     let ttl = OffsetDateTime::from(ttl)
         .format(time::macros::format_description!("[year][month][day]T[hour][minute][second]Z"))
         .unwrap();
@@ -267,9 +269,9 @@ async fn the_earliest_bound_strikes_and_is_named() {
     let cases: &[(&[(&str, &str)], &str)] = &[
         (&[], "upstreams.tool.deadline.default struck before the response head"),
         (&[(FIELD, &soon), ("grpc-timeout", "9S")], "x-request-deadline struck before the response head"),
-        (&[(FIELD, &late), ("grpc-timeout", "300m")], "grpc-timeout struck before the response head"),
-        (&[(FIELD, &late), ("x-stainless-read-timeout", "0.3")], sdk),
-        (&[(FIELD, &late), ("x-stainless-timeout", "0.3")], sdk),
+        (&[(FIELD, &late), ("grpc-timeout", "1500m")], "grpc-timeout struck before the response head"),
+        (&[(FIELD, &late), ("x-stainless-read-timeout", "1.5")], sdk),
+        (&[(FIELD, &late), ("x-stainless-timeout", "1.5")], sdk),
         (&[(FIELD, &late), ("amz-sdk-request", &ttl)], sdk),
         // A hint that cannot be read is none.
         (
@@ -290,7 +292,7 @@ async fn hints_can_be_turned_off_and_so_can_the_whole_stage() {
         (Upstream::answering(|_| Reply::hang()).await, Upstream::answering(|_| Reply::ok("")).await);
     let policy = format!(
         "upstreams: {{ {}, {} }}",
-        named("deaf", hung.address(), "hedge: off, deadline: { default: 300ms, hints: off }"),
+        named("deaf", hung.address(), "hedge: off, deadline: { default: 1s, hints: off }"),
         named("lax", open.address(), "deadline: off"),
     );
     let proxy = HedgerowProcess::start(&policy).await;
@@ -314,8 +316,8 @@ async fn c079_a_callers_deadline_covers_the_body_and_cuts_it_visibly() {
     let mut upstream = Upstream::start().await;
     let proxy = HedgerowProcess::start(&tool(upstream.address(), "hedge: off")).await;
     for framing in [Framing::Chunked, Framing::Length(10), Framing::UntilClose] {
-        let deadline = in_time(ms(300));
         let began = Instant::now();
+        let deadline = in_time(ms(1200));
         let mut agent = proxy.agent().await;
         let version = if framing == Framing::UntilClose { "1.0" } else { "1.1" };
         let host = upstream.address();
@@ -337,7 +339,8 @@ async fn c079_a_callers_deadline_covers_the_body_and_cuts_it_visibly() {
             (200, framing, "H", false)
         );
         let took = gone - began;
-        assert!(took >= ms(200) && took < ms(1300), "{framing:?}: {took:?}");
+        // Less a reserve of 50 ms, and long before a stream has been idle for five minutes.
+        assert!(took >= ms(1100) && took < ms(15_000), "{framing:?}: {took:?}");
     }
     let metrics = proxy.metrics().await;
     assert_eq!(metrics.value("hedgerow_deadline_exceeded_total", &[TOOL, ("stage", "body")]), 3.0);
@@ -349,33 +352,40 @@ async fn c079_a_callers_deadline_covers_the_body_and_cuts_it_visibly() {
 }
 
 /// Work that nobody waits for any more ends with the wait. The promise is 10 ms; the bound here is for loaded
-/// machines.
+/// machines. What is looked for once a second has a median of half of one.
 #[tokio::test]
 async fn the_upstream_sees_its_connection_closed_when_the_deadline_strikes() {
     let mut upstream = Upstream::start().await;
     let policy = tool(upstream.address(), "hedge: off, deadline: { reserve: 0s }, breaker: off");
     let proxy = HedgerowProcess::start(&policy).await;
-    let mut delays = Vec::new();
-    for _ in 0..9 {
-        let at = SystemTime::now() + ms(100);
+    let begin = SystemTime::now();
+    let mut calls = Vec::new();
+    for nth in 0..9 {
+        // One after the other, so that a moment in which the machine is held up is not that of all.
+        let at = begin + ms(1500 + nth * 130);
         let mut agent = proxy.agent().await;
         // The field is exact to the nanosecond, and one clock serves both processes.
         let since_epoch = at.duration_since(UNIX_EPOCH).unwrap();
         let field = format!("{}.{:09}", since_epoch.as_secs(), since_epoch.subsec_nanos());
         agent.send(absolute("GET", &upstream.url("/"), &[(FIELD, &field)], b"")).await;
-        upstream.next().await.gone().await;
-        delays.push(SystemTime::now().duration_since(at).expect("not before the deadline"));
-        assert_eq!(agent.read_response().await.status, 504);
+        calls.push((agent, upstream.next().await, at));
     }
+    let delays = calls.into_iter().map(async |(mut agent, exchange, at)| {
+        exchange.gone().await;
+        let delay = SystemTime::now().duration_since(at).expect("not before the deadline");
+        assert_eq!(agent.read_response().await.status, 504);
+        delay
+    });
+    let mut delays = futures_util::future::join_all(delays).await;
     delays.sort();
-    assert!(delays[4] < ms(100), "{delays:?}");
+    assert!(delays[4] < ms(300), "{delays:?}");
 }
 
 /// A stream has no end that the policy's default could know; it is bounded by silence instead.
 #[tokio::test]
 async fn the_policys_default_ends_at_the_head_of_a_stream_which_then_has_stream_idle() {
     let mut upstream = Upstream::start().await;
-    let policy = tool(upstream.address(), "hedge: off, stream_idle: 400ms, deadline: { default: 300ms }");
+    let policy = tool(upstream.address(), "hedge: off, stream_idle: 1500ms, deadline: { default: 1s }");
     let proxy = HedgerowProcess::start(&policy).await;
     let mut agent = proxy.agent().await;
     agent.send(absolute("GET", &upstream.url("/"), &[], b"")).await;
@@ -384,7 +394,7 @@ async fn the_policys_default_ends_at_the_head_of_a_stream_which_then_has_stream_
     exchange.start_chunks(200, &[("Content-Type", "text/event-stream")]).await;
     assert_eq!(agent.read_head().await.status, 200);
     // Longer than either bound, but never silent for long.
-    while began.elapsed() < ms(700) {
+    while began.elapsed() < ms(2000) {
         exchange.chunk("data: 1\n\n").await;
         assert_eq!(agent.read_chunk().await.as_deref(), Some(&b"data: 1\n\n"[..]));
         sleep_until(Instant::now() + ms(100)).await;
@@ -401,18 +411,20 @@ async fn the_policys_default_ends_at_the_head_of_a_stream_which_then_has_stream_
 /// `covers` decides where the rule for streams does not fit.
 #[tokio::test]
 async fn covers_says_whether_a_deadline_bounds_the_body() {
-    let mut upstream = Upstream::start().await;
-    let routes = "hedge: off, deadline: { default: 300ms }, routes: [\
+    let routes = "hedge: off, deadline: { default: 1s }, routes: [\
          { path: \"/head\", deadline: { covers: head } }, { path: \"/body\", deadline: { covers: body } }]";
-    let proxy = HedgerowProcess::start(&tool(upstream.address(), routes)).await;
-    for (path, kind, header, is_cut) in [
+    // At once, since all that each of them does is to wait.
+    let cases = [
         ("/auto", "text/plain", None, true),
         ("/auto", "application/grpc", None, false),
         ("/auto", "Text/Event-Stream; charset=utf-8", None, false),
-        ("/auto", "text/event-stream", Some(300), true),
-        ("/head", "text/plain", Some(300), false),
+        ("/auto", "text/event-stream", Some(1000), true),
+        ("/head", "text/plain", Some(1000), false),
         ("/body", "text/event-stream", None, true),
-    ] {
+    ]
+    .map(async |(path, kind, header, is_cut)| {
+        let mut upstream = Upstream::start().await;
+        let proxy = HedgerowProcess::start(&tool(upstream.address(), routes)).await;
         let mut agent = proxy.agent().await;
         let field = header.map(|left| in_time(ms(left)));
         let fields: Vec<_> = field.iter().map(|value| (FIELD, value.as_str())).collect();
@@ -425,26 +437,28 @@ async fn covers_says_whether_a_deadline_bounds_the_body() {
         if is_cut {
             exchange.gone().await;
         } else {
-            sleep_until(began + ms(450)).await;
+            sleep_until(began + ms(1150)).await;
             exchange.chunk("b").await;
             exchange.end().await;
         }
         let body = agent.read_body(Framing::Chunked).await;
         assert_eq!(body.complete, !is_cut, "{path} {kind} {header:?}");
-    }
+    });
+    futures_util::future::join_all(cases).await;
 }
 
 /// Name servers that do not answer are inside the bound too.
 #[tokio::test]
 async fn resolving_is_bounded_by_the_deadline() {
     let dns = Dns::start(&[("mute.test", Answer::Mute)]).await;
-    let proxy = HedgerowProcess::start(&format!("dns: {{ servers: [\"{}\"] }}", dns.address())).await;
+    let policy = format!("dns: {{ servers: [\"{}\"], timeout: 1m }}", dns.address());
+    let proxy = HedgerowProcess::start(&policy).await;
     let began = Instant::now();
-    let answer = call(&proxy, "http://mute.test/", &[(FIELD, &in_time(ms(300)))]).await;
+    let answer = call(&proxy, "http://mute.test/", &[(FIELD, &in_time(ms(1200)))]).await;
     assert_eq!((answer.status, answer.json()["error"].as_str()), (504, Some("deadline_exceeded")));
     assert_eq!(detail(&answer), "x-request-deadline struck while resolving the name");
     assert!(answer.header("proxy-status").unwrap().contains("error=connection_timeout"));
-    assert!(began.elapsed() < ms(1500), "{:?}", began.elapsed());
+    assert!(began.elapsed() < ms(15_000), "{:?}", began.elapsed());
 }
 
 /// On CONNECT the field bounds the way to the tunnel, and not what is said in it.
@@ -453,7 +467,7 @@ async fn a_connect_is_bounded_by_its_proxy_header_and_its_tunnel_is_not() {
     let dns = Dns::start(&[("mute.test", Answer::Mute)]).await;
     let proxy = HedgerowProcess::start(&format!("dns: {{ servers: [\"{}\"] }}", dns.address())).await;
     let mut agent = proxy.agent().await;
-    let deadline = in_time(ms(300));
+    let deadline = in_time(ms(1200));
     agent
         .send(format!("CONNECT mute.test:443 HTTP/1.1\r\nHost: mute.test:443\r\n{FIELD}: {deadline}\r\n\r\n"))
         .await;
@@ -465,8 +479,9 @@ async fn a_connect_is_bounded_by_its_proxy_header_and_its_tunnel_is_not() {
     let far_end = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = far_end.local_addr().unwrap();
     let mut agent = proxy.agent().await;
-    let deadline = Instant::now() + ms(300);
-    agent.send(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n{FIELD}: {}\r\n\r\n", in_time(ms(300)))).await;
+    let field = in_time(ms(1500));
+    let deadline = Instant::now() + ms(1500);
+    agent.send(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n{FIELD}: {field}\r\n\r\n")).await;
     assert_eq!(agent.read_response_to("CONNECT").await.status, 200);
     let (far_end, _) = soon(far_end.accept()).await.unwrap();
     sleep_until(deadline + ms(100)).await;
@@ -481,7 +496,7 @@ async fn a_connect_is_bounded_by_its_proxy_header_and_its_tunnel_is_not() {
 #[tokio::test]
 async fn c059_a_post_whose_head_is_late_is_not_sent_a_second_time() {
     let upstream = Upstream::answering(|_| Reply::hang()).await;
-    let policy = tool(upstream.address(), "attempt_timeout: 200ms, hedge: { after: 50ms }");
+    let policy = tool(upstream.address(), "attempt_timeout: 1s, hedge: { after: 50ms }");
     let proxy = HedgerowProcess::start(&policy).await;
     let answer = proxy.agent().await.request("POST", &upstream.url("/"), &[], b"order").await;
     assert_eq!((answer.status, answer.json()["error"].as_str()), (504, Some("deadline_exceeded")));
@@ -493,8 +508,8 @@ async fn c059_a_post_whose_head_is_late_is_not_sent_a_second_time() {
 /// `attempt_timeout` is about the head; a body may take as long as the deadline lets it.
 #[tokio::test]
 async fn an_attempt_timeout_ends_at_the_head() {
-    let upstream = Upstream::answering(|_| Reply::ok("slowly").drip(3, ms(150))).await;
-    let policy = tool(upstream.address(), "attempt_timeout: 250ms, hedge: off");
+    let upstream = Upstream::answering(|_| Reply::ok("slowly").drip(3, ms(500))).await;
+    let policy = tool(upstream.address(), "attempt_timeout: 1s, hedge: off");
     let proxy = HedgerowProcess::start(&policy).await;
     let answer = call(&proxy, &upstream.url("/"), &[]).await;
     assert_eq!((answer.status, answer.text(), answer.complete), (200, "slowly", true));

@@ -111,7 +111,7 @@ async fn a_deadline_within_a_stream_is_told() {
     let mut upstream = Upstream::start().await;
     let hedgerow = HedgerowProcess::start("{}").await;
     let (agent, exchange) =
-        begin(&hedgerow, &mut upstream, &[("grpc-timeout", "300m")], &[EVENTS], WHOLE).await;
+        begin(&hedgerow, &mut upstream, &[("grpc-timeout", "1500m")], &[EVENTS], WHOLE).await;
     let problem = problem(&cut_rest(agent).await);
     assert_eq!((&problem["error"], &problem["status"]), (&"deadline_exceeded".into(), &504.into()));
     assert_eq!(problem["detail"], "grpc-timeout struck before the end of the body");
@@ -123,7 +123,7 @@ async fn a_deadline_is_told_though_events_never_pause() {
     let mut upstream = Upstream::start().await;
     let hedgerow = HedgerowProcess::start("{}").await;
     let (agent, mut exchange) =
-        begin(&hedgerow, &mut upstream, &[("grpc-timeout", "300m")], &[EVENTS], WHOLE).await;
+        begin(&hedgerow, &mut upstream, &[("grpc-timeout", "1500m")], &[EVENTS], WHOLE).await;
     let chatter = tokio::spawn(async move {
         // Ends when the other side is gone and the socket's buffers are full of what nobody reads.
         loop {
@@ -140,7 +140,7 @@ async fn a_deadline_is_told_though_events_never_pause() {
 #[tokio::test]
 async fn a_silence_that_is_too_long_is_told() {
     let mut upstream = Upstream::start().await;
-    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "stream_idle: 200ms")).await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), "stream_idle: 1s")).await;
     let (agent, exchange) = begin(&hedgerow, &mut upstream, &[], &[EVENTS], WHOLE).await;
     let problem = problem(&cut_rest(agent).await);
     assert_eq!(problem["detail"], "upstreams.tool.stream_idle struck before the end of the body");

@@ -154,9 +154,9 @@ async fn a_timeout_is_told_shrunk_and_ends_in_deadline_exceeded() {
     let mut upstream = Http2Upstream::start().await;
     let hedgerow = HedgerowProcess::start(&policy(&upstream, "hedge: off")).await;
     let agent = Http2Agent::connect(hedgerow.proxy).await;
-    let mut call = call(&agent, &upstream, &[("grpc-timeout", "400m")]).await;
-    assert!(call.send(message("ask"), true).await);
     let began = Instant::now();
+    let mut call = call(&agent, &upstream, &[("grpc-timeout", "1500m")]).await;
+    assert!(call.send(message("ask"), true).await);
     let stream = upstream.next().await;
     let told = stream.values("grpc-timeout")[0].to_owned();
     let (digits, unit) = told.split_at(told.len() - 1);
@@ -166,10 +166,11 @@ async fn a_timeout_is_told_shrunk_and_ends_in_deadline_exceeded() {
             "u" => 1,
             other => panic!("{other}"),
         };
-    assert!((1..400_000).contains(&micros), "{told}");
+    assert!((1..1_500_000).contains(&micros), "{told}");
     let (answer, (reason, _)) = tokio::join!(call.answer(), stream.cancelled());
     assert_eq!(reason, Some(Reason::CANCEL));
-    assert!(began.elapsed() < Duration::from_secs(3));
+    // And not after the policy's half a minute.
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!((answer.status, answer.end), (200, End::Whole));
     assert_eq!(verdict(&answer).0, Some("4"));
     assert_eq!(answer.header("content-type"), Some("application/grpc"));

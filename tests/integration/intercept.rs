@@ -131,9 +131,9 @@ async fn a_full_bulkhead_refuses_requests_inside_and_connections_hold_no_permit(
 async fn a_deadline_inside_bounds_the_call_and_is_passed_on() {
     let mut rig = Rig::start("hedge: off").await;
     let mut agent = rig.agent().await;
-    let at = OffsetDateTime::now_utc() + Duration::from_millis(400);
-    let told = format!("{}", at.unix_timestamp_nanos() / 1_000_000);
     let begin = Instant::now();
+    let at = OffsetDateTime::now_utc() + Duration::from_millis(1500);
+    let told = format!("{}", at.unix_timestamp_nanos() / 1_000_000);
     agent
         .send(format!("GET / HTTP/1.1\r\nHost: {}\r\nx-request-deadline: {told}\r\n\r\n", rig.authority()))
         .await;
@@ -141,7 +141,8 @@ async fn a_deadline_inside_bounds_the_call_and_is_passed_on() {
     assert_eq!(exchange.header("x-request-deadline"), Some(told.as_str()));
     let answer = agent.read_response().await;
     assert_eq!(problem(&answer), (504, "deadline_exceeded".into()));
-    assert!((300..1500).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
+    // Less a reserve of 50 ms, and long before the policy's half a minute.
+    assert!((1400..15_000).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
     exchange.gone().await;
 }
 
@@ -240,8 +241,10 @@ async fn a_connection_that_lay_idle_goes_on_where_it_was() {
 
 #[tokio::test]
 async fn a_client_that_leaves_takes_its_call_along() {
+    const ROUNDS: usize = 10;
     let mut rig = Rig::start("hedge: off, breaker: { consecutive_failures: 1 }").await;
-    for resets in [true, false] {
+    let mut delays = Vec::new();
+    for round in 0..ROUNDS {
         let mut agent = rig.agent().await;
         agent.send(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", rig.authority())).await;
         let mut exchange = rig.upstream.next().await;
@@ -249,18 +252,19 @@ async fn a_client_that_leaves_takes_its_call_along() {
         exchange.chunk("first").await;
         assert_eq!(agent.read_head().await.status, 200);
         let left_at = Instant::now();
-        if resets {
+        if round % 2 == 0 {
             agent.reset()
         } else {
             drop(agent)
         }
-        let noticed = exchange.gone().await.duration_since(left_at);
-        assert!(noticed < Duration::from_secs(1), "{noticed:?}");
+        delays.push(exchange.gone().await.duration_since(left_at));
         let left = [("outcome", "client_left"), ("code", "499")];
-        rig.hedgerow
-            .until_metrics(|m| m.value("hedgerow_requests_total", &left) == if resets { 1.0 } else { 2.0 })
-            .await;
+        let times = (round + 1) as f64;
+        rig.hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &left) == times).await;
     }
+    delays.sort();
+    // What is looked for once a second has a median of half of one.
+    assert!(delays[ROUNDS / 2] < Duration::from_millis(300), "{delays:?}");
     rig.hedgerow.until_status(|status| status["in_flight"] == 0 && status["connections"] == 0).await;
 }
 
@@ -291,7 +295,7 @@ async fn heads_that_any_proxy_refuses_are_refused_inside() {
 
 #[tokio::test]
 async fn a_head_that_does_not_end_inside_is_answered_408() {
-    let hedgerow = intercepting("limits: { header_timeout: 300ms }").await;
+    let hedgerow = intercepting("limits: { header_timeout: 1500ms }").await;
     let mut agent = inside(&hedgerow, "a.test:443", HOST, trusting(&hedgerow)).await;
     agent.send("GET / HTTP/1.1\r\nHost: a.te").await;
     let answer = agent.read_response().await;

@@ -50,8 +50,8 @@ async fn no_error_log_metric_or_status_tells_what_callers_sent() {
     let (dead, _held) = Upstream::dead();
     let dns = Dns::start(&[("mute.test", Answer::Mute)]).await;
     let policy = format!(
-        "dns: {{ servers: [\"{}\"], timeout: 100ms }}\n\
-         upstreams: {{ u: {{ hosts: [\"{}\"], hedge: {{ after: 50ms }}, deadline: {{ default: 300ms }} }}, \
+        "dns: {{ servers: [\"{}\"], timeout: 500ms }}\n\
+         upstreams: {{ u: {{ hosts: [\"{}\"], hedge: {{ after: 50ms }}, deadline: {{ default: 1s }} }}, \
                       open: {{ hosts: [open.test], breaker: {{ consecutive_failures: 1 }} }} }}",
         dns.address(),
         upstream.address(),
@@ -179,6 +179,6 @@ async fn an_error_tells_the_caller_no_address_and_the_log_tells_it_under_the_sam
     let line = hedgerow.access_log(|line| line["request_id"] == problem["request_id"]).await;
     assert_eq!((&line["error"], &line["path"]), (&"connect_failed".into(), &"/secret-free".into()));
     assert!(line["cause"].as_str().unwrap().contains("127.0.0.1"), "{line}");
-    // Nothing above waits; this one bounds what a hang would cost.
-    assert!(line["duration_ms"].as_f64().unwrap() < Duration::from_secs(2).as_millis() as f64);
+    // Nothing above waits; this one bounds what a hang would cost, which is half a minute.
+    assert!(line["duration_ms"].as_f64().unwrap() < Duration::from_secs(15).as_millis() as f64);
 }

@@ -151,7 +151,7 @@ async fn an_upstream_that_speaks_no_tls_is_told_apart_from_one_with_a_bad_certif
 #[tokio::test]
 async fn a_handshake_that_hangs_is_bounded_by_the_connect_timeout() {
     let port = crate::support::raw::RawPort::bind().await;
-    let hedgerow = HedgerowProcess::start("defaults: { connect_timeout: 200ms, hedge: off }").await;
+    let hedgerow = HedgerowProcess::start("defaults: { connect_timeout: 1s, hedge: off }").await;
     let (answer, _mute) =
         tokio::join!(async { hedgerow.get(&format!("https://{}/", port.address())).await }, async {
             port.accept().await
