@@ -110,7 +110,8 @@ async fn a_route_inherits_key_by_key() {
     let refused = call(&proxy, "GET", &upstream.url("/brittle")).await;
     assert!(is_open(&refused));
     let wait = refused.json()["retry_after_ms"].as_u64().unwrap();
-    assert!((6000..=7700).contains(&wait), "{wait}");
+    // Seven seconds, spread by a tenth, less what the answer took.
+    assert!((4000..=7700).contains(&wait), "{wait}");
     for _ in 0..3 {
         assert_eq!(call(&proxy, "GET", &upstream.url("/")).await.status, 500);
     }
