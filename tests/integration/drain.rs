@@ -10,7 +10,6 @@ use crate::support::client::{Agent, End, crowd};
 use crate::support::h1::Framing;
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::upstream::{Reply, Upstream};
-use crate::support::within;
 
 async fn until_draining(hedgerow: &HedgerowProcess) {
     hedgerow.until_status(|status| status["draining"] == true).await;
@@ -20,7 +19,7 @@ async fn until_draining(hedgerow: &HedgerowProcess) {
 #[tokio::test]
 async fn c120_calls_after_sigterm_are_served_while_readiness_is_off() {
     let upstream = Upstream::answering(|_| Reply::ok("served")).await;
-    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 400ms, max: 20s }").await;
+    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 2s, max: 1m }").await;
     let mut kept = hedgerow.agent().await;
     assert_eq!(kept.get(&upstream.url("/")).await.header("connection"), None);
 
@@ -37,19 +36,20 @@ async fn c120_calls_after_sigterm_are_served_while_readiness_is_off() {
     let mut ticks = interval(Duration::from_millis(50));
     let started = Instant::now();
     let mut last_call = started;
-    while started.elapsed() < Duration::from_millis(1200) {
+    // Longer than the quiet time, which begins anew with each call.
+    while started.elapsed() < Duration::from_secs(3) {
         ticks.tick().await;
+        last_call = Instant::now();
         let answer = hedgerow.get(&upstream.url("/")).await;
         assert_eq!(
             (answer.status, answer.text(), answer.header("connection")),
             (200, "served", Some("close"))
         );
-        last_call = Instant::now();
     }
     assert_eq!(hedgerow.wait().await, 0);
     let quiet = last_call.elapsed();
-    assert!(quiet >= Duration::from_millis(350), "left {quiet:?} after the last call");
-    assert!(quiet < Duration::from_secs(5), "left {quiet:?} after the last call");
+    let quiet_or_max = Duration::from_secs(2)..Duration::from_secs(20);
+    assert!(quiet_or_max.contains(&quiet), "left {quiet:?} after the last call");
 }
 
 #[tokio::test]
@@ -127,19 +127,17 @@ async fn c121_endless_streams_and_tunnels_are_cut_at_drain_max() {
     let signalled = Instant::now();
     hedgerow.signal(Signal::TERM);
     let rest = events.read_body(Framing::Chunked).await;
+    // At the bound, and not when the stream has been idle for five minutes.
     let cut_after = signalled.elapsed();
     assert!(!rest.complete, "a cut stream must not look like a complete one");
-    assert!(
-        cut_after >= Duration::from_millis(700) && cut_after < Duration::from_millis(1800),
-        "{cut_after:?}"
-    );
+    assert!((Duration::from_millis(800)..Duration::from_secs(10)).contains(&cut_after), "{cut_after:?}");
     assert!(
         !old.read_body(Framing::UntilClose).await.complete,
         "a cut body must not look like a complete one"
     );
     tunnel.ended().await;
     socket.ended().await;
-    assert_eq!(within(Duration::from_secs(1), hedgerow.wait()).await, 0);
+    assert_eq!(hedgerow.wait().await, 0);
     stream.gone().await;
     let _ = websocket.rest().await;
 
@@ -179,7 +177,7 @@ async fn what_still_waits_at_drain_max_is_told_that_hedgerow_leaves() {
 #[tokio::test]
 async fn a_tunnel_can_still_be_opened_while_draining() {
     let mut upstream = Upstream::start().await;
-    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 200ms, max: 20s }").await;
+    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 2s, max: 20s }").await;
     hedgerow.signal(Signal::TERM);
     until_draining(&hedgerow).await;
     let mut agent = hedgerow.agent().await;
@@ -193,18 +191,18 @@ async fn a_tunnel_can_still_be_opened_while_draining() {
 
 #[tokio::test]
 async fn an_idle_process_leaves_after_the_quiet_time() {
-    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 100ms, max: 20s }").await;
+    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 100ms, max: 1m }").await;
     let _idle = Agent::connect(hedgerow.proxy).await;
     let signalled = Instant::now();
     hedgerow.signal(Signal::TERM);
     assert_eq!(hedgerow.wait().await, 0);
-    assert!(signalled.elapsed() < Duration::from_secs(3), "{:?}", signalled.elapsed());
+    assert!(signalled.elapsed() < Duration::from_secs(15), "{:?}", signalled.elapsed());
 }
 
 #[tokio::test]
 async fn sigint_drains_and_a_second_one_leaves_at_once() {
     let mut upstream = Upstream::start().await;
-    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 20s, max: 20s }").await;
+    let mut hedgerow = HedgerowProcess::start("drain: { quiet: 1m, max: 1m }").await;
     let mut agent = hedgerow.agent().await;
     agent.send(format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", upstream.url("/"))).await;
     let exchange = upstream.next().await;
@@ -216,5 +214,5 @@ async fn sigint_drains_and_a_second_one_leaves_at_once() {
     let signalled = Instant::now();
     hedgerow.signal(Signal::INT);
     assert_eq!(hedgerow.wait().await, 0);
-    assert!(signalled.elapsed() < Duration::from_secs(3), "{:?}", signalled.elapsed());
+    assert!(signalled.elapsed() < Duration::from_secs(15), "{:?}", signalled.elapsed());
 }
