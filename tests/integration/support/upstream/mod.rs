@@ -32,7 +32,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
 use super::socket::Socket;
-use super::{PATIENCE, soon, within};
+use super::soon;
 
 use exchange::Connection;
 use record::{Open, Record};
@@ -143,21 +143,8 @@ impl Upstream {
     /// Waits until the numbers are as wanted, and returns them.
     #[track_caller]
     pub fn until(&self, wanted: impl Fn(&Tally) -> bool) -> impl Future<Output = Tally> {
-        self.until_within(PATIENCE, wanted)
-    }
-
-    /// The same with a limit of its own, for promises such as "cancelled within 10 ms".
-    #[track_caller]
-    pub fn until_within(
-        &self,
-        limit: Duration,
-        wanted: impl Fn(&Tally) -> bool,
-    ) -> impl Future<Output = Tally> {
         let mut tally = self.record.tally.subscribe();
-        within(
-            limit,
-            async move { tally.wait_for(wanted).await.expect("the record outlives the wait").clone() },
-        )
+        soon(async move { tally.wait_for(wanted).await.expect("the record outlives the wait").clone() })
     }
 
     /// Panics when, in the `quiet` time that follows, another request arrives.
