@@ -176,7 +176,7 @@ async fn a_tunnel_counts_its_bytes_however_it_ends() {
     // A reset, the idle limit and a stream that went with its connection all left a line that said 0.
     const GREETING: &[u8] = b"220 hello\r\n";
     let port = RawPort::bind().await;
-    let hedgerow = HedgerowProcess::start(&tool(port.address(), "tunnel_idle: 300ms")).await;
+    let hedgerow = HedgerowProcess::start(&tool(port.address(), "tunnel_idle: 1500ms")).await;
     let authority = port.address().to_string();
     for end in ["reset", "idle"] {
         let mut agent = hedgerow.agent().await;

@@ -258,15 +258,19 @@ fn malformed() -> Vec<(&'static str, Vec<u8>)> {
 
 #[tokio::test]
 async fn what_is_no_hello_is_refused_by_an_alert_or_an_end() {
-    let hedgerow = intercepting("limits: { header_timeout: 500ms }").await;
+    let hedgerow = intercepting("limits: { header_timeout: 1m }").await;
     for (what, bytes) in malformed() {
         for authority in AUTHORITIES {
             let mut agent = tunnel(&hedgerow, authority).await;
             let begin = Instant::now();
             soon(agent.send(&bytes)).await;
-            // A hello that is only not over gets its time.
+            // Nobody waits for what is missing: the client has closed.
             refusal(agent).await;
-            assert!(begin.elapsed() < Duration::from_secs(3), "{what} to {authority}: {:?}", begin.elapsed());
+            assert!(
+                begin.elapsed() < Duration::from_secs(15),
+                "{what} to {authority}: {:?}",
+                begin.elapsed()
+            );
         }
     }
     assert!(!hedgerow.stderr.text().contains("panicked"), "{}", hedgerow.stderr.text());
@@ -275,30 +279,34 @@ async fn what_is_no_hello_is_refused_by_an_alert_or_an_end() {
 
 #[tokio::test]
 async fn a_client_that_stops_within_its_hello_is_closed_in_time() {
-    let hedgerow = intercepting("limits: { header_timeout: 300ms }").await;
+    const LIMIT: Duration = Duration::from_secs(1);
+    // The usual limit, which would hold if the policy's did not.
+    const USUAL: Duration = Duration::from_secs(10);
+    let hedgerow = intercepting("limits: { header_timeout: 1s }").await;
     let good = hello(TLS_1_2, &[AES_128_GCM], &[usual(), vec![versions(&[TLS_1_3])]].concat());
-    for authority in AUTHORITIES {
-        for said in [3, 5, 6, 100, good.len() - 1] {
-            let mut agent = tunnel(&hedgerow, authority).await;
-            let begin = Instant::now();
-            agent.send(&good[..said]).await;
-            assert_eq!(agent.ended().await, End::Closed, "{said} bytes to {authority}");
-            let waited = begin.elapsed().as_millis();
-            assert!((250..3000).contains(&waited), "{said} bytes to {authority}: {waited} ms");
-        }
-        // And one that stops after it.
-        let mut agent = tunnel(&hedgerow, authority).await;
-        agent.send(&good).await;
-        assert_eq!(first_record(&mut agent).await, SERVER_HELLO);
+    let stops = async |authority: &str, said: usize| {
         let begin = Instant::now();
-        agent.all_that_comes_without_closing().await;
-        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        let mut agent = tunnel(&hedgerow, authority).await;
+        agent.send(&good[..said]).await;
+        if said == good.len() {
+            assert_eq!(first_record(&mut agent).await, SERVER_HELLO);
+            agent.all_that_comes_without_closing().await;
+        } else {
+            assert_eq!(agent.ended().await, End::Closed, "{said} bytes to {authority}");
+        }
+        let waited = begin.elapsed();
+        assert!((LIMIT..USUAL).contains(&waited), "{said} bytes to {authority}: {waited:?}");
+    };
+    for authority in AUTHORITIES {
+        // The last is a whole one, behind which nothing comes.
+        let all = [3, 5, 6, 100, good.len() - 1, good.len()].map(|said| stops(authority, said));
+        futures_util::future::join_all(all).await;
     }
 }
 
 #[tokio::test]
 async fn hundreds_of_bad_hellos_leave_nothing_behind() {
-    let hedgerow = Arc::new(intercepting("limits: { header_timeout: 500ms }").await);
+    let hedgerow = Arc::new(intercepting("").await);
     let round = async || {
         let bad = malformed();
         for chunk in 0..10 {

@@ -32,7 +32,7 @@ async fn the_demo_shows_a_shorter_tail_and_no_answer_lost_of_the_thirteen_tools_
     let _taken = TcpListener::bind("127.0.0.1:15300");
 
     let demo = Command::new(env!("CARGO_BIN_EXE_hedgerow")).arg("demo").kill_on_drop(true).output();
-    let output = within(Duration::from_secs(20), demo).await.expect("the binary can be started");
+    let output = within(Duration::from_secs(60), demo).await.expect("the binary can be started");
     let (report, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}: {log}", output.status);
     assert_eq!(log, "", "the demo logs something");

@@ -213,7 +213,7 @@ async fn under_an_allow_list_what_is_no_tls_passes_a_tunnel_late_or_not() {
 #[tokio::test]
 async fn under_an_allow_list_a_hello_that_does_not_come_to_its_end_is_given_up() {
     // It held the tunnel's permit for as long as the client liked.
-    let (_dns, policy) = a_test_alone("limits: { header_timeout: 300ms }").await;
+    let (_dns, policy) = a_test_alone("limits: { header_timeout: 1500ms }").await;
     let port = RawPort::bind().await;
     let hedgerow = HedgerowProcess::start(&policy).await;
     let mut agent = hedgerow.agent().await;

@@ -26,7 +26,7 @@ fn an_allowed_name_opens_only_addresses_that_it_leads_to() {
             ("bad.test", Answer::addresses(&["10.78.0.1"])),
         ])
         .await;
-        let policy = format!("{GOOD_ALONE}\nlimits: {{ header_timeout: 500ms }}");
+        let policy = format!("{GOOD_ALONE}\nlimits: {{ header_timeout: 1500ms }}");
         let _hedgerow = start(&with_dns(&dns, &policy)).await;
         let good = Upstream::on(TOOL).answering(|_| Reply::ok("good")).await;
         let evil = Upstream::on(OTHER).port(good.address().port()).answering(|_| Reply::ok("evil")).await;

@@ -139,7 +139,7 @@ fn a_hello_that_hesitates_is_intercepted_all_the_same() {
 fn half_a_hello_ends_cleanly() {
     in_pod(async || {
         let port = RawPort::on(TOOL).await;
-        let hedgerow = start("limits: { header_timeout: 500ms }").await;
+        let hedgerow = start("limits: { header_timeout: 1500ms }").await;
         let half = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 and no more";
         // One that waits is dropped at the limit of a head; one that closes is the upstream's to judge.
         let mut waits = agent(port.address()).await;
