@@ -144,9 +144,10 @@ async fn c051_an_address_that_stays_silent_costs_a_quarter_of_a_second() {
     // Were it waited for, it would cost the whole of `connect_timeout`.
     let hedgerow =
         HedgerowProcess::start(&with_dns(&dns, "defaults: { hedge: off, connect_timeout: 25s }")).await;
-    let begin = Instant::now();
-    assert_eq!(hedgerow.get(&format!("http://a.test:{port}/")).await.text(), "ok");
-    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    at_best_within(Duration::from_secs(1), async || {
+        assert_eq!(hedgerow.get(&format!("http://a.test:{port}/")).await.text(), "ok");
+    })
+    .await;
 }
 
 /// An address that answers no SYN: a listener whose backlog is full and that accepts nobody.
@@ -166,7 +167,7 @@ impl Silent {
         // The kernel takes one more than it was told; the first that it leaves waiting shows that it is full.
         loop {
             let mut connecting = tokio::spawn(tokio::net::TcpStream::connect(address));
-            let is_full = tokio::time::timeout(Duration::from_millis(100), &mut connecting).await.is_err();
+            let is_full = tokio::time::timeout(Duration::from_secs(1), &mut connecting).await.is_err();
             backlog.push(tokio::spawn(async move { connecting.await.expect("connecting does not panic") }));
             if is_full {
                 return Self { _listener: listener, _backlog: backlog };

@@ -1378,14 +1378,18 @@ async fn c117_after_five_hundred_departures_from_streams_all_accounts_are_settle
          bulkhead: { max_concurrent: 30, max_queue: 60 }";
     let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), stages)).await;
     let agent = Http2Agent::connect(hedgerow.proxy).await;
-    for round in 0..10_u64 {
-        let calls = (0..50_u64).map(|nth| {
-            let url = upstream.url(&format!("/{}", "x".repeat((nth % 5) as usize)));
-            let agent = &agent;
+    let url = |nth: u32| upstream.url(&format!("/{}", "x".repeat(nth as usize % 5)));
+    // How long calls live on this machine as it is now, the queue included.
+    let began = Instant::now();
+    join_all((0..50).map(async |nth| agent.get(&url(nth)).await)).await;
+    let life = began.elapsed();
+    for round in 0..10 {
+        let calls = (0..50).map(|nth| {
+            let (url, agent) = (url(nth), &agent);
             async move {
                 let call = agent.open(head("GET", &url, &[]), true).await;
-                // Moments that spread over the life of a call, the queue included.
-                let patience = Duration::from_micros((round * 977 + nth * 1409) % 40_000);
+                // Moments that spread over it.
+                let patience = life * ((round * 977 + nth * 1409) % 1000) / 1000;
                 // Dropped, a call is reset.
                 let _ = tokio::time::timeout(patience, call.answer()).await;
             }
@@ -1405,7 +1409,8 @@ async fn c117_after_five_hundred_departures_from_streams_all_accounts_are_settle
         .map(|outcome| metrics.value("hedgerow_requests_total", &[TOOL, ("outcome", outcome)]))
         .sum();
     assert_eq!(by_outcome, total);
-    assert!(total > 250.0 && total <= 500.0, "{total}");
+    // What was given up before it was read began nothing.
+    assert!(total > 250.0 && total <= 550.0, "{total}");
     let mut tally = upstream.tally();
     // An answer that crosses its reset on the wire is no fault of the upstream's, which would be counted.
     tally.resets.retain(|reset| reset.reason != Reason::CANCEL);
