@@ -99,7 +99,9 @@ fn plain(error: &Error, wait: Option<Duration>, context: Context<'_>) -> Respons
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(seconds) = wait.and_then(|wait| retry_after(wait, context)) {
+    // A 429 says when to come back, even if that has come meanwhile (RFC 6585 section 4).
+    let least = Duration::from_secs(u64::from(matches!(error, Error::RateLimited { .. })));
+    if let Some(seconds) = wait.and_then(|wait| retry_after(wait.max(least), context)) {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     if is_pointless(error, wait, context) {
@@ -132,7 +134,7 @@ fn trailers_only(
 /// once, without end"; under a second it is left out.
 fn retry_after(wait: Duration, context: Context<'_>) -> Option<u64> {
     let left = context.deadline.map(|at| at.saturating_duration_since(context.now));
-    let seconds = wait.as_millis().div_ceil(1000) as u64;
+    let seconds = wait.as_nanos().div_ceil(1_000_000_000) as u64;
     match left {
         Some(left) => Some(seconds.min(left.as_secs())).filter(|seconds| *seconds > 0),
         None => Some(seconds).filter(|seconds| *seconds > 0),
@@ -240,6 +242,18 @@ mod tests {
         assert_eq!(response.headers()["x-should-retry"], "false");
         let (response, _) = respond(&error, Some(Duration::from_millis(900)));
         assert!(!response.headers().contains_key("retry-after"));
+    }
+
+    #[tokio::test]
+    async fn c101_a_429_says_to_come_back_in_a_second_at_the_soonest() {
+        for (wait, seconds) in [(0, "1"), (5, "1"), (1_500, "2")] {
+            let error = Error::RateLimited { retry_at: Instant::now() + Duration::from_millis(wait) };
+            let (response, _) = respond(&error, Some(Duration::from_secs(30)));
+            assert_eq!(response.status(), 429);
+            assert_eq!(response.headers()["retry-after"], seconds, "{wait} ms");
+            let (response, _) = respond(&error, Some(Duration::from_millis(900)));
+            assert!(!response.headers().contains_key("retry-after"), "the caller does not have a second");
+        }
     }
 
     #[tokio::test]

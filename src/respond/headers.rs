@@ -10,6 +10,10 @@ use crate::wire::hop_by_hop;
 pub static X_HEDGEROW_ATTEMPTS: HeaderName = HeaderName::from_static("x-hedgerow-attempts");
 /// `Proxy-Status` (RFC 9209).
 pub static PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+/// What is left of a rate limit (draft-ietf-httpapi-ratelimit-headers).
+pub static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+/// The rate limit itself, from the same draft.
+pub static RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 /// Tells the OpenAI and Anthropic SDKs not to try again.
 pub static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 

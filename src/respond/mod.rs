@@ -2,3 +2,4 @@
 
 pub mod error;
 pub mod headers;
+pub mod rate_limit;
