@@ -6,10 +6,12 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use hedgerow::config::{Breaker, Bulkhead, ExtraLoad, Hedge, HedgeAfter, StatusSet};
+use hedgerow::config::{Breaker, Bulkhead, ExtraLoad, Hedge, HedgeAfter, RateLimit, StatusSet};
 use hedgerow::policy::breaker::{BreakerCell, Verdict};
 use hedgerow::policy::budget::ExtraLoadBudget;
 use hedgerow::policy::hedge::{HedgeState, LatencyWindow};
+use hedgerow::policy::identity::Credential;
+use hedgerow::policy::rate_limit::{RateLimiter, Whom};
 use hedgerow::units::{Percent, Rate};
 use tokio::time::Instant;
 
@@ -102,5 +104,34 @@ fn bulkhead(c: &mut Criterion) {
     });
 }
 
-criterion_group!(guards, breaker, budget, hedge, bulkhead);
+fn rate_limit(c: &mut Criterion) {
+    let cfg = RateLimit { rate: Rate::per_second(200.0), burst: 50, max_pause: Duration::from_secs(60) };
+    let who = |key: &'static str| {
+        let field = (http::header::AUTHORIZATION, http::HeaderValue::from_static(key));
+        Credential::of(&http::HeaderMap::from_iter([field]))
+    };
+    let (one, other) = (who("Bearer one"), who("Bearer other"));
+    let limiter = RateLimiter::default();
+    let mut now = Instant::now();
+    c.bench_function("rate limit: token", |b| {
+        b.iter(|| {
+            now += Duration::from_millis(5);
+            assert!(limiter.try_acquire(&cfg, black_box(one), now));
+        });
+    });
+    c.bench_function("rate limit: no token", |b| {
+        while limiter.try_acquire(&cfg, one, now) {}
+        b.iter(|| limiter.try_acquire(&cfg, black_box(one), now));
+    });
+    let without_end = RateLimit { max_pause: Duration::MAX, ..cfg };
+    limiter.pause(&without_end, Whom::Credential(other), now + Duration::from_secs(1 << 30), now);
+    c.bench_function("rate limit: token, another credential paused", |b| {
+        b.iter(|| {
+            now += Duration::from_millis(5);
+            assert!(limiter.try_acquire(&cfg, black_box(one), now));
+        });
+    });
+}
+
+criterion_group!(guards, breaker, budget, hedge, bulkhead, rate_limit);
 criterion_main!(guards);
