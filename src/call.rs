@@ -5,13 +5,14 @@
 //! [`Progress`], which the attempts share with it.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
-use http::{Extensions, Method};
+use http::{Extensions, Method, StatusCode};
+use parking_lot::Mutex;
 
 use crate::config::Route;
 use crate::error::Stage;
@@ -68,7 +69,7 @@ pub enum Needs {
 /// Where interim answers (1xx) of an upstream go.
 pub trait InterimSink: Send + Sync {
     /// Hands one on. Called before the final answer, at most a few times.
-    fn interim(&self, status: http::StatusCode, headers: &HeaderMap);
+    fn interim(&self, status: StatusCode, headers: &HeaderMap);
 }
 
 impl Call {
@@ -88,7 +89,7 @@ pub enum CallBody {
     /// There is none.
     Empty,
     /// It passes once; the place is empty when an attempt has taken it.
-    Once(parking_lot::Mutex<Option<IncomingBody>>),
+    Once(Mutex<Option<IncomingBody>>),
     /// Each attempt takes a reader.
     Replay(Replay),
 }
@@ -119,8 +120,38 @@ pub struct Progress {
     fate: AtomicU8,
     attempts: AtomicU32,
     queued_us: AtomicU32,
-    first_peer: OnceLock<IpAddr>,
-    first_connection: AtomicU64,
+    peer: Mutex<Option<IpAddr>>,
+    connection: AtomicU64,
+    is_final: AtomicBool,
+    tried: Mutex<Vec<Tried>>,
+}
+
+/// An upstream that had no acceptable answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tried {
+    /// Its policy's name.
+    pub upstream: Arc<str>,
+    /// What came instead.
+    pub end: TriedEnd,
+}
+
+/// What came instead of an acceptable answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TriedEnd {
+    /// An answer with this status.
+    Status(StatusCode),
+    /// None; the word of the error.
+    Error(&'static str),
+}
+
+impl TriedEnd {
+    /// The word of an error; an upstream's own bad status has one too.
+    pub fn error(self) -> &'static str {
+        match self {
+            Self::Status(_) => "upstream_status",
+            Self::Error(word) => word,
+        }
+    }
 }
 
 /// Why the attempts that still run are about to be dropped.
@@ -169,33 +200,61 @@ impl Progress {
         self.attempts.load(Ordering::Relaxed)
     }
 
-    /// Notes which address the first attempt went to.
-    pub fn went_to(&self, peer: IpAddr) {
-        // Only the first counts: it is what a hedge keeps away from.
-        let _ = self.first_peer.set(peer);
+    /// A try begins: what comes of the one before it says nothing about this one.
+    pub fn begin_try(&self) {
+        self.decide(Fate::ClientLeft);
+        self.connection.store(0, Ordering::Relaxed);
     }
 
-    /// The address of the first attempt, once it has a connection.
-    pub fn first_peer(&self) -> Option<IpAddr> {
-        self.first_peer.get().copied()
+    /// Notes which address the try's first attempt went to, and the number of the shared connection that
+    /// it is on.
+    pub fn went_to(&self, peer: IpAddr, connection: Option<u64>) {
+        *self.peer.lock() = Some(peer);
+        self.connection.store(connection.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Notes the shared connection that the first attempt is on, by its number.
-    pub fn went_on(&self, connection: u64) {
-        self.first_connection.store(connection, Ordering::Relaxed);
+    /// The address that the last try's first attempt went to: what a hedge keeps away from, and another try.
+    pub fn peer(&self) -> Option<IpAddr> {
+        *self.peer.lock()
     }
 
-    /// The shared connection of the first attempt, where it is on one.
-    pub fn first_connection(&self) -> Option<u64> {
-        Some(self.first_connection.load(Ordering::Relaxed)).filter(|connection| *connection > 0)
+    /// The shared connection of the try's first attempt, where it is on one.
+    pub fn connection(&self) -> Option<u64> {
+        Some(self.connection.load(Ordering::Relaxed)).filter(|connection| *connection > 0)
     }
 
-    /// Notes the time in the bulkhead's queue.
+    /// Adds time in queues.
     pub fn queued(&self, wait: Duration) {
-        self.queued_us.store(wait.as_micros().min(u32::MAX.into()) as u32, Ordering::Relaxed);
+        self.queued_us.fetch_add(wait.as_micros().min(u32::MAX.into()) as u32, Ordering::Relaxed);
     }
 
-    /// Time in the bulkhead's queue.
+    /// No further try will be made here, and one by the caller would do no good.
+    pub fn give_up(&self) {
+        self.is_final.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether another try by the caller would do no good.
+    pub fn is_final(&self) -> bool {
+        self.is_final.load(Ordering::Relaxed)
+    }
+
+    /// Notes an upstream that had no acceptable answer. The policy's chain bounds how many there are.
+    pub fn note_tried(&self, upstream: Arc<str>, end: TriedEnd) {
+        self.tried.lock().push(Tried { upstream, end });
+    }
+
+    /// What the call has tried in vain, in that order; empty while its own upstream has not failed.
+    pub fn tried(&self) -> Vec<Tried> {
+        self.tried.lock().clone()
+    }
+
+    /// The call shares the answer of another one, and so what that has tried.
+    pub fn follow(&self, leader: &Self) {
+        *self.tried.lock() = leader.tried();
+        self.is_final.store(leader.is_final(), Ordering::Relaxed);
+    }
+
+    /// Time in queues: for a permit, and for a rate token.
     pub fn queue_time(&self) -> Duration {
         Duration::from_micros(self.queued_us.load(Ordering::Relaxed).into())
     }

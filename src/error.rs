@@ -37,6 +37,8 @@ pub enum Error {
     Misdirected,
     /// The request is for hedgerow itself, and there is nothing at that path.
     NotFound,
+    /// The caller wants a kept answer alone, and there is none (RFC 9111 section 5.2.1.7).
+    NotCached,
     /// The egress guard refuses the host or its address; the text names the rule.
     EgressDenied {
         /// The rule in the policy's words, such as `egress.deny_private`.
@@ -94,6 +96,21 @@ pub enum Error {
     },
     /// A fault of hedgerow's own.
     Internal(Cause),
+}
+
+/// Where an error comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The request itself, or a rule that forbids it.
+    Request,
+    /// A guard of the upstream, which let no attempt be made.
+    Guard,
+    /// An attempt at the upstream.
+    Attempt,
+    /// The call's deadline.
+    Deadline,
+    /// This process.
+    Process,
 }
 
 /// What a call was waiting for when its deadline struck.
@@ -231,6 +248,7 @@ impl Error {
             Self::RequestTimeout => "request_timeout",
             Self::Misdirected => "misdirected",
             Self::NotFound => "not_found",
+            Self::NotCached => "not_cached",
             Self::EgressDenied { .. } => "egress_denied",
             Self::RateLimited { .. } => "rate_limited",
             Self::CircuitOpen { .. } => "circuit_open",
@@ -276,7 +294,7 @@ impl Error {
             | Self::UpstreamIncomplete(_)
             | Self::UpstreamInvalid(_)
             | Self::Loop => StatusCode::BAD_GATEWAY,
-            Self::DnsTimeout | Self::ConnectTimeout | Self::DeadlineExceeded { .. } => {
+            Self::NotCached | Self::DnsTimeout | Self::ConnectTimeout | Self::DeadlineExceeded { .. } => {
                 StatusCode::GATEWAY_TIMEOUT
             }
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -295,6 +313,7 @@ impl Error {
             | Self::RequestTimeout
             | Self::Misdirected
             | Self::NotFound
+            | Self::NotCached
             | Self::RateLimited { .. } => "http_request_error",
             Self::EgressDenied { by_address: true, .. } => "destination_ip_prohibited",
             Self::EgressDenied { by_address: false, .. } => "http_request_denied",
@@ -341,6 +360,7 @@ impl Error {
             | Self::RequestTimeout
             | Self::Misdirected
             | Self::NotFound
+            | Self::NotCached
             | Self::EgressDenied { .. }
             | Self::CircuitOpen { .. }
             | Self::TlsFailed(_)
@@ -352,23 +372,9 @@ impl Error {
         }
     }
 
-    /// Whether the failure speaks against the upstream's health. A deadline counts only once the
-    /// upstream had its fair chance, which the attempt judges; local refusals never count.
-    pub fn counts_against_upstream(&self) -> bool {
+    /// Where it comes from, which decides what may be done about it.
+    pub fn origin(&self) -> Origin {
         match self {
-            Self::ConnectFailed(_)
-            | Self::ConnectTimeout
-            | Self::TlsFailed(_)
-            | Self::CertificateInvalid { .. }
-            | Self::UpstreamReset(_)
-            | Self::UpstreamIncomplete(_)
-            | Self::UpstreamInvalid(_)
-            | Self::DnsFailed(_)
-            | Self::DnsTimeout => true,
-            Self::DeadlineExceeded { stage, .. } => match stage {
-                Stage::Head | Stage::Body | Stage::Connect | Stage::Dns => true,
-                Stage::Arrival | Stage::Queue => false,
-            },
             Self::InvalidRequest(_)
             | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)
@@ -378,13 +384,48 @@ impl Error {
             | Self::RequestTimeout
             | Self::Misdirected
             | Self::NotFound
+            | Self::NotCached
             | Self::EgressDenied { .. }
-            | Self::RateLimited { .. }
-            | Self::CircuitOpen { .. }
-            | Self::BulkheadFull
-            | Self::ShuttingDown
-            | Self::Loop
-            | Self::Internal(_) => false,
+            | Self::Loop => Origin::Request,
+            Self::RateLimited { .. } | Self::CircuitOpen { .. } | Self::BulkheadFull => Origin::Guard,
+            Self::DnsFailed(_)
+            | Self::DnsTimeout
+            | Self::ConnectFailed(_)
+            | Self::ConnectTimeout
+            | Self::TlsFailed(_)
+            | Self::CertificateInvalid { .. }
+            | Self::UpstreamReset(_)
+            | Self::UpstreamIncomplete(_)
+            | Self::UpstreamInvalid(_)
+            | Self::DeadlineExceeded { bound: Bound::AttemptTimeout, .. } => Origin::Attempt,
+            Self::DeadlineExceeded { .. } => Origin::Deadline,
+            Self::ShuttingDown | Self::Internal(_) => Origin::Process,
+        }
+    }
+
+    /// Whether another attempt may fare better.
+    pub fn is_worth_another_try(&self) -> bool {
+        self.origin() == Origin::Attempt && !matches!(self, Self::CertificateInvalid { .. })
+    }
+
+    /// Whether something else may stand in for the answer that could not be had. What is wrong with the
+    /// request itself, or forbidden, would be so elsewhere too.
+    pub fn may_be_stood_in_for(&self) -> bool {
+        match self.origin() {
+            Origin::Guard | Origin::Attempt | Origin::Deadline => true,
+            Origin::Request | Origin::Process => false,
+        }
+    }
+
+    /// Whether the failure speaks against the upstream's health. A deadline counts only once the
+    /// upstream had its fair chance, which the attempt judges; local refusals never count.
+    pub fn counts_against_upstream(&self) -> bool {
+        match self.origin() {
+            Origin::Attempt | Origin::Deadline => match self {
+                Self::DeadlineExceeded { stage: Stage::Arrival | Stage::Queue, .. } => false,
+                _ => true,
+            },
+            Origin::Request | Origin::Guard | Origin::Process => false,
         }
     }
 
@@ -399,6 +440,7 @@ impl Error {
             Self::RequestTimeout => "request head too slow",
             Self::Misdirected => "misdirected request",
             Self::NotFound => "no such endpoint",
+            Self::NotCached => "not cached",
             Self::EgressDenied { .. } => "egress denied",
             Self::RateLimited { .. } => "rate limited",
             Self::CircuitOpen { .. } => "circuit open",
@@ -432,6 +474,7 @@ impl Error {
             Self::RequestTimeout => "the request head did not arrive within limits.header_timeout".into(),
             Self::Misdirected => "the request names another host than its tunnel".into(),
             Self::NotFound => "hedgerow has no endpoint at this path".into(),
+            Self::NotCached => "the request is only-if-cached, and no answer to it is kept".into(),
             Self::EgressDenied { rule, .. } => format!("refused by {rule}"),
             Self::RateLimited { retry_at } => {
                 format!("the rate limit of {upstream} allows the next call in {}", Wait(*retry_at, now))

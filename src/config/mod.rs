@@ -347,6 +347,12 @@ pub struct UpstreamPolicy {
 }
 
 impl UpstreamPolicy {
+    /// The sizes of the caches that it and its routes have, in bytes.
+    pub fn cache_sizes(&self) -> impl Iterator<Item = u64> + '_ {
+        let stages = std::iter::once(&self.stages).chain(self.routes.iter().map(|route| &route.stages));
+        stages.filter_map(|stages| Some(stages.cache.as_ref()?.max_bytes))
+    }
+
     /// The first route that matches, with its index.
     pub fn route_for(&self, method: &Method, path: &str) -> Option<(usize, &Route)> {
         self.routes.iter().enumerate().find(|(_, route)| route.matches(method, path))

@@ -135,7 +135,7 @@ async fn dial(
 ) -> Result<(Socket, Pass), Error> {
     let progress = ledger.progress();
     let dial = async {
-        let mut pass = gate::enter(lane, progress, deadline.map(|deadline| deadline.at)).await?;
+        let mut pass = gate::enter(lane, progress, None, deadline.map(|deadline| deadline.at)).await?;
         let admission = pass.admission.take();
         let mut judge = Judge::new(lane.clone(), progress.clone(), admission, AttemptKind::Primary, pass.at);
         judge.sent();

@@ -12,6 +12,7 @@ use crate::call::{InterimSink, RequestId, has_body};
 use crate::config::Config;
 use crate::error::Error;
 use crate::pipeline::answer::{self, Answer, AnswerBody};
+use crate::pipeline::found::Note;
 use crate::pipeline::ledger::Ledger;
 use crate::pipeline::{Arrived, Intake, journey};
 use crate::policy::deadline::Arrival;
@@ -174,7 +175,7 @@ fn is_last_hop(request: &Request<IncomingBody>) -> bool {
 
 fn own(request: &Request<IncomingBody>, mut ledger: Ledger) -> Answer {
     let mut response = Response::new(AnswerBody::empty());
-    ledger.answers(response.status(), None, Instant::now());
+    ledger.answers(response.status(), None, Note::default(), Instant::now());
     ledger.complete();
     response.headers_mut().insert(header::VIA, crate::respond::headers::VIA);
     if request.method() == Method::OPTIONS {

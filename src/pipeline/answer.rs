@@ -4,26 +4,28 @@
 //! ends. A body that cannot be completed ends in an error, which the listener turns into a message
 //! that is visibly incomplete; an event stream says so in its own words first.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
-use http::{Response, StatusCode, Version};
+use http::{Response, StatusCode, Version, response};
 use http_body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::Instant;
 
 use super::attempt::Head;
-use super::judge::{Judge, is_stream};
+use super::flight::Reader;
+use super::found::{Found, Led, Live, Note, Opened, Whole};
 use super::ledger::Ledger;
-use super::race::Outcome;
-use crate::error::{Bound, Error, Stage};
+use super::record::Recorder;
+use super::tail::Tail;
+use crate::call::Tried;
+use crate::error::Error;
 use crate::policy::bulkhead::Permit;
 use crate::policy::deadline::Deadline;
 use crate::respond;
-use crate::respond::headers::{self, Passage};
+use crate::respond::headers::{self, HedgeEnd, Passage};
 use crate::upstream::connection::Exchange;
 use crate::upstream::registry::Lane;
 use crate::wire::event_stream::EventStream;
@@ -107,57 +109,87 @@ pub struct Held {
     pub lane: Lane,
 }
 
-/// Makes the answer of a call from the head that won.
-pub fn deliver(deadline: Option<Deadline>, outcome: Outcome, mut ledger: Ledger) -> Answer {
-    let Outcome { head, hedge } = outcome;
-    let Head { response, exchange, judge, permit, lane, elapsed, .. } = head;
-    let now = judge.started() + elapsed;
+/// Makes the answer of a call from what was found for it.
+pub fn deliver(found: Found, deadline: Option<&Deadline>, ledger: Ledger) -> Answer {
+    match found {
+        Found::Live(live) => {
+            let Opened { response, tail, hedge, elapsed, at, note, recorder } = live.open(deadline);
+            let told = Told { elapsed: Some(elapsed), at, hedge, note };
+            stream(response, Source::Upstream(tail), told, recorder, ledger)
+        }
+        Found::Led(led) => {
+            let Led { response, body, hedge, elapsed, at, note } = *led;
+            let told = Told { elapsed: Some(elapsed), at, hedge, note };
+            stream(response, Source::Flight(body), told, None, ledger)
+        }
+        Found::Whole(whole) => {
+            let Whole { response, elapsed, hedge, note, .. } = *whole;
+            let (head, body) = response.into_parts();
+            whole_answer(head, body, Told { elapsed, at: Instant::now(), hedge, note }, ledger)
+        }
+    }
+}
+
+/// What is told about an answer beside its head and body.
+struct Told {
+    elapsed: Option<Duration>,
+    at: Instant,
+    hedge: Option<HedgeEnd>,
+    note: Note,
+}
+
+fn stream(
+    response: Response<()>,
+    source: Source,
+    told: Told,
+    recorder: Option<Recorder>,
+    mut ledger: Ledger,
+) -> Answer {
     let events = EventStream::of(&response);
-    let (mut parts, ()) = response.into_parts();
-    let stream = is_stream(&parts.headers);
-    let end = deadline.filter(|deadline| covers_body(deadline, &lane, stream));
-    headers::pass_on(
-        &mut parts.headers,
-        &Passage {
-            attempts: ledger.progress().attempts(),
-            queued: ledger.progress().queue_time(),
-            upstream: elapsed,
-            hedge,
-        },
-    );
-    parts.version = Version::HTTP_11;
-    ledger.answers(parts.status, hedge, now);
-    let stall = lane.stages().stream_idle;
-    let body_end = end.as_ref().map(|deadline| deadline.at);
-    let mut streaming = Streaming {
-        exchange: Some(exchange),
-        judge,
-        permit,
-        lane,
-        ledger,
-        end,
-        moved: now,
-        timer: None,
-        events,
-        broken: None,
-    };
-    let body = if streaming.is_end_stream() {
+    let (mut head, ()) = response.into_parts();
+    pass_on(&mut head, &told, &mut ledger);
+    let (stall, end) = (source.stall(), source.end());
+    let mut streaming = Streaming { source, ledger, events, recorder, broken: None };
+    let body = if streaming.source.is_end_stream() {
         streaming.complete();
         AnswerBody::empty()
     } else {
         AnswerBody::Stream(Box::new(streaming))
     };
-    Answer { response: Response::from_parts(parts, body), end: body_end, stall, refusal: None }
+    Answer { response: Response::from_parts(head, body), end, stall, refusal: None }
 }
 
-fn covers_body(deadline: &Deadline, lane: &Lane, is_stream: bool) -> bool {
-    lane.stages().deadline.as_ref().is_some_and(|policy| deadline.covers_body(policy.covers, is_stream))
+fn whole_answer(mut head: response::Parts, body: Bytes, told: Told, mut ledger: Ledger) -> Answer {
+    pass_on(&mut head, &told, &mut ledger);
+    ledger.sent(body.len());
+    ledger.complete();
+    Answer::own(Response::from_parts(head, AnswerBody::full(body)), None)
+}
+
+/// Makes a head ours.
+fn pass_on(head: &mut response::Parts, told: &Told, ledger: &mut Ledger) {
+    let progress = ledger.progress();
+    headers::pass_on(
+        &mut head.headers,
+        &Passage {
+            attempts: progress.attempts(),
+            queued: progress.queue_time(),
+            upstream: told.elapsed,
+            hedge: told.hedge,
+            cache: told.note.cache,
+            stand_in: told.note.stand_in,
+            tried: &progress.tried(),
+            is_final: progress.is_final(),
+        },
+    );
+    head.version = Version::HTTP_11;
+    ledger.answers(head.status, told.hedge, told.note, told.at);
 }
 
 /// Passes a 101 on. The fields that agree on the protocol are hop-by-hop, and this is the one answer
 /// that must keep them (RFC 9110 section 7.8).
-pub fn upgrade(outcome: Outcome, mut ledger: Ledger) -> Upgraded {
-    let Head { response, exchange, mut judge, permit, lane, .. } = outcome.head;
+pub fn upgrade(live: Live, mut ledger: Ledger) -> Upgraded {
+    let Head { response, exchange, mut judge, permit, lane, .. } = live.head;
     judge.complete(Instant::now());
     ledger.tunnels();
     let (mut parts, _) = response.into_parts();
@@ -181,7 +213,8 @@ pub fn refuse(error: Error, ledger: Ledger, deadline: Option<Instant>) -> Answer
 
 /// The response to a call that ends in an error; closes its account.
 pub fn refusal(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> Response<Bytes> {
-    let response = respond::error::response(&error, context(&ledger, deadline));
+    let tried = ledger.progress().tried();
+    let response = respond::error::response(&error, context(&ledger, deadline, &tried));
     if let Error::Internal(cause) = &error {
         tracing::error!(request_id = %ledger.id(), cause = cause.as_str().unwrap_or("-"), "internal error");
     }
@@ -189,33 +222,95 @@ pub fn refusal(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> R
     response
 }
 
-fn context(ledger: &Ledger, deadline: Option<Instant>) -> respond::error::Context<'_> {
+fn context<'a>(
+    ledger: &'a Ledger,
+    deadline: Option<Instant>,
+    tried: &'a [Tried],
+) -> respond::error::Context<'a> {
     respond::error::Context {
         upstream: ledger.upstream(),
         request_id: ledger.id(),
         is_grpc: ledger.is_grpc(),
         now: Instant::now(),
         deadline,
+        tried,
+        is_final: ledger.progress().is_final(),
+        rate_limit: ledger.rate_limit(),
     }
 }
 
-/// An upstream's body with all that is held until it ends.
+/// A body on its way to the client, with the request's account.
 pub struct Streaming {
-    /// Taken when the body has ended.
-    exchange: Option<Exchange>,
-    judge: Judge,
-    permit: Option<Permit>,
-    lane: Lane,
+    source: Source,
     ledger: Ledger,
-    end: Option<Deadline>,
-    /// When the last byte came.
-    moved: Instant,
-    /// Made only when the body has to be waited for.
-    timer: Option<Pin<Box<Sleep>>>,
     /// Where an event stream stands, which can say that it is cut.
     events: Option<EventStream>,
+    /// Keeps the body for the cache as it passes.
+    recorder: Option<Recorder>,
     /// What the body ends in, once the stream's last words are out.
     broken: Option<Error>,
+}
+
+/// Where a body comes from.
+enum Source {
+    /// An upstream.
+    Upstream(Tail),
+    /// A flight, which reads it for others too.
+    Flight(Reader),
+    /// Nowhere any more.
+    Over,
+}
+
+impl Source {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match self {
+            Self::Upstream(tail) => tail.poll_frame(cx),
+            Self::Flight(reader) => reader.poll_frame(cx),
+            Self::Over => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Upstream(tail) => tail.is_end_stream(),
+            Self::Flight(reader) => reader.is_end_stream(),
+            Self::Over => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Upstream(tail) => tail.size_hint(),
+            Self::Flight(reader) => reader.size_hint(),
+            Self::Over => SizeHint::with_exact(0),
+        }
+    }
+
+    /// All of it has been read.
+    fn complete(&mut self) {
+        if let Self::Upstream(tail) = self {
+            tail.complete();
+        }
+        *self = Self::Over;
+    }
+
+    /// The body must have gone out by then.
+    fn end(&self) -> Option<Instant> {
+        match self {
+            Self::Upstream(tail) => tail.end(),
+            Self::Flight(reader) => reader.end(),
+            Self::Over => None,
+        }
+    }
+
+    /// A client that takes nothing for so long is given up.
+    fn stall(&self) -> Duration {
+        match self {
+            Self::Upstream(tail) => tail.stream_idle(),
+            Self::Flight(reader) => reader.stream_idle(),
+            Self::Over => OWN_STALL,
+        }
+    }
 }
 
 impl Streaming {
@@ -223,105 +318,66 @@ impl Streaming {
         if let Some(error) = self.broken.take() {
             return Poll::Ready(Some(Err(error)));
         }
-        let Some(exchange) = &mut self.exchange else { return Poll::Ready(None) };
-        match exchange.poll_frame(cx) {
+        if matches!(self.source, Source::Over) {
+            return Poll::Ready(None);
+        }
+        match self.source.poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                self.moved = Instant::now();
-                // Nothing follows trailers, and whoever gets them does not ask again.
-                let is_last = frame.is_trailers() || exchange.is_end_stream();
-                // A body that never has to be waited for does not get to the timer.
-                if let Some(deadline) = self.end.as_ref().filter(|end| !is_last && self.moved >= end.at) {
-                    let error = deadline.exceeded(Stage::Body);
-                    self.judge.expire(self.moved);
-                    return Poll::Ready(Some(self.cut(error)));
-                }
                 if let Some(data) = frame.data_ref() {
-                    self.ledger.sent(data.len());
-                    if let Some(events) = &mut self.events {
-                        events.pass(data);
-                    }
-                } else if let Some(trailers) = frame.trailers_ref() {
-                    self.judge.trailers(trailers, self.moved);
+                    self.pass(data);
                 }
-                if is_last {
+                if frame.is_trailers() || self.source.is_end_stream() {
                     self.complete();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(self.cut(error))),
             Poll::Ready(None) => {
                 self.complete();
                 Poll::Ready(None)
             }
-            Poll::Ready(Some(Err(error))) => {
-                self.judge.fail(&error, Instant::now());
-                Poll::Ready(Some(self.cut(error)))
-            }
             Poll::Pending if self.ledger.proxy().is_ending() => {
                 Poll::Ready(Some(self.cut(Error::ShuttingDown)))
             }
-            Poll::Pending => self.poll_timer(cx).map(|error| {
-                self.judge.expire(Instant::now());
-                Some(self.cut(error))
-            }),
+            Poll::Pending => Poll::Pending,
         }
     }
 
-    /// Strikes at the deadline, or where none covers the body when nothing has come for too long.
-    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
-        loop {
-            let end = match &self.end {
-                Some(deadline) => deadline.at,
-                None => self.moved + self.lane.stages().stream_idle,
-            };
-            let settles_at = self.judge.settles_at().filter(|at| *at < end);
-            let due = settles_at.unwrap_or(end);
-            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
-            if timer.deadline() < due && timer.is_elapsed() {
-                timer.as_mut().reset(due);
-            }
-            std::task::ready!(timer.as_mut().poll(cx));
-            let now = Instant::now();
-            if settles_at.is_some_and(|at| now >= at) {
-                self.judge.settle(now);
-            } else if now >= end {
-                return Poll::Ready(match &self.end {
-                    Some(deadline) => deadline.exceeded(Stage::Body),
-                    None => {
-                        Error::DeadlineExceeded { stage: Stage::Body, bound: Bound::StreamIdle, skew: None }
-                    }
-                });
-            }
+    fn pass(&mut self, data: &Bytes) {
+        self.ledger.sent(data.len());
+        if let Some(events) = &mut self.events {
+            events.pass(data);
+        }
+        if let Some(recorder) = &mut self.recorder
+            && !recorder.keep(data)
+        {
+            self.recorder = None;
         }
     }
 
     fn complete(&mut self) {
-        let now = Instant::now();
-        self.judge.complete(now);
+        self.source.complete();
         self.ledger.complete();
-        self.permit = None;
-        if let Some(exchange) = self.exchange.take() {
-            exchange.finish(&self.lane.upstream.pool, now);
+        if let Some(recorder) = self.recorder.take() {
+            recorder.complete();
         }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.exchange.as_ref().is_none_or(Exchange::is_end_stream)
     }
 
     /// Lets go of all that is held. What comes of it is the error, or the last words before it.
     fn cut(&mut self, error: Error) -> Result<Frame<Bytes>, Error> {
+        let words = self.last_words(&error);
+        self.source = Source::Over;
+        self.recorder = None;
         self.ledger.cut(error.clone());
-        self.permit = None;
-        self.exchange = None;
-        let Some(words) = self.last_words(&error) else { return Err(error) };
+        let Some(words) = words else { return Err(error) };
         self.ledger.sent(words.len());
         self.broken = Some(error);
         Ok(Frame::data(words))
     }
 
     fn last_words(&self, error: &Error) -> Option<Bytes> {
-        let deadline = self.end.as_ref().map(|deadline| deadline.at);
-        self.events?.last_words(&respond::error::problem(error, context(&self.ledger, deadline)))
+        let events = self.events?;
+        events.last_words(&respond::error::problem(error, context(&self.ledger, self.source.end(), &[])))
     }
 }
 
@@ -342,17 +398,14 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(bytes) => bytes.is_none(),
-            Self::Stream(streaming) => streaming.exchange.is_none() && streaming.broken.is_none(),
+            Self::Stream(streaming) => matches!(streaming.source, Source::Over) && streaming.broken.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Stream(streaming) => match &streaming.exchange {
-                Some(exchange) => exchange.size_hint(),
-                None => SizeHint::with_exact(0),
-            },
+            Self::Stream(streaming) => streaming.source.size_hint(),
         }
     }
 }

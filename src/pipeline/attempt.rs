@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http::Response;
+use http::{HeaderName, HeaderValue, Response};
 use tokio::time::{Instant, timeout_at};
 
 use super::gate::Pass;
 use super::judge::Judge;
-use super::{Proxy, outgoing};
+use super::{Proxy, gate, outgoing};
 use crate::call::{Call, Needs};
 use crate::error::{Bound, Cause, Error, Stage};
 use crate::policy::bulkhead::Permit;
@@ -43,6 +43,22 @@ pub struct Head {
     pub elapsed: Duration,
 }
 
+/// An attempt that got no answer.
+#[derive(Debug)]
+pub struct Failure {
+    /// What to tell the caller.
+    pub error: Error,
+    /// The upstream has done nothing with the request: none of it left, or the upstream refused to look at it.
+    pub is_unsent: bool,
+}
+
+impl From<Error> for Failure {
+    /// Of a request that was not sent.
+    fn from(error: Error) -> Self {
+        Self { error, is_unsent: true }
+    }
+}
+
 impl Head {
     /// Whether the answer is good enough not to look for a better one.
     pub fn is_acceptable(&self) -> bool {
@@ -59,6 +75,8 @@ pub struct Try<'a> {
     pub call: &'a Call,
     /// When it ends.
     pub deadline: Option<&'a Deadline>,
+    /// What makes its requests conditional, for a kept answer that is to be validated.
+    pub validators: &'a [(HeaderName, HeaderValue)],
 }
 
 /// Sends the call to `lane` and waits for the head. Dropping the future closes the connection and
@@ -66,17 +84,19 @@ pub struct Try<'a> {
 ///
 /// # Errors
 /// What went wrong, with the verdict already given.
-pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Result<Head, Error> {
+pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Result<Head, Failure> {
     let Pass { permit, admission, at } = pass;
+    let role = kind;
     let kind = if admission.as_ref().is_some_and(|a| a.is_probe()) { AttemptKind::Probe } else { kind };
     let mut judge = Judge::new(lane.clone(), this.call.progress.clone(), admission, kind, at);
     let sent = match lane.stages().attempt_timeout {
-        None => send(this, &lane, kind, &mut judge).await,
-        Some(limit) => match timeout_at(at + limit, send(this, &lane, kind, &mut judge)).await {
+        None => send(this, &lane, role, &mut judge).await,
+        Some(limit) => match timeout_at(at + limit, send(this, &lane, role, &mut judge)).await {
             Ok(sent) => sent,
             Err(_) => {
                 let stage = this.call.progress.stage();
-                Err(Error::DeadlineExceeded { stage, bound: Bound::AttemptTimeout, skew: None })
+                let error = Error::DeadlineExceeded { stage, bound: Bound::AttemptTimeout, skew: None };
+                Err(Failure { error, is_unsent: !judge.is_sent() })
             }
         },
     };
@@ -84,12 +104,13 @@ pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Re
     match sent {
         Ok((response, exchange)) => {
             judge.head(response.status(), response.headers(), now);
+            gate::heed(&lane, this.call, &response, now);
             let elapsed = now.saturating_duration_since(at);
             Ok(Head { response, exchange, judge, permit, lane, kind, elapsed })
         }
-        Err(error) => {
-            judge.fail(&error, now);
-            Err(error)
+        Err(failure) => {
+            judge.fail(&failure.error, now);
+            Err(failure)
         }
     }
 }
@@ -105,18 +126,19 @@ async fn send(
     lane: &Lane,
     kind: AttemptKind,
     judge: &mut Judge,
-) -> Result<(Response<()>, Exchange), Error> {
-    this.call.progress.count_attempt();
+) -> Result<(Response<()>, Exchange), Failure> {
+    let number = this.call.progress.count_attempt();
     let mut since = None;
     let mut sends = 0;
     loop {
+        // What went out before has come to nothing, or this would not be the place.
         let connection = connection(this, lane, kind, since, judge.started()).await?;
         let may_be_stale = connection.is_reused() && since.is_none();
-        if kind == AttemptKind::Primary {
+        if kind != AttemptKind::Hedge {
             note_first(this, &connection);
         }
         let version = connection.version();
-        let outgoing = outgoing::request(this.call, lane, this.deadline, this.proxy.identity(), version)?;
+        let outgoing = outgoing::request(this, lane, number, version)?;
         let gate = outgoing.gate.clone();
         let interim = interim(this.call, outgoing.gate, kind);
         this.call.progress.enter(Stage::Head);
@@ -127,7 +149,8 @@ async fn send(
                 if let Some(gate) = gate {
                     gate.shut();
                 }
-                return checked(this.call, response, exchange);
+                return checked(this.call, response, exchange)
+                    .map_err(|error| Failure { error, is_unsent: false });
             }
             Err(failure) => {
                 if failure.wants_http1 {
@@ -139,7 +162,8 @@ async fn send(
                     if failure.is_refused {
                         judge.refused();
                     }
-                    return Err(failure.error);
+                    let is_unsent = failure.is_unsent || failure.is_refused;
+                    return Err(Failure { error: failure.error, is_unsent });
                 }
                 if !failure.is_refused {
                     since = Some(Instant::now());
@@ -162,16 +186,17 @@ fn may_be_http1(call: &Call, lane: &Lane) -> bool {
     call.needs != Needs::Http2 && lane.speech(call.scheme, call.needs).may_be_http1()
 }
 
-/// What a hedge of the same call keeps away from.
+/// What a hedge of the same try keeps away from.
 fn note_first(this: Try<'_>, connection: &Connection) {
-    this.call.progress.went_to(connection.origin().peer.ip());
-    if let Connection::Http2(slot) = connection {
-        this.call.progress.went_on(slot.shared().id());
-    }
+    let shared = match connection {
+        Connection::Http1(_) => None,
+        Connection::Http2(slot) => Some(slot.shared().id()),
+    };
+    this.call.progress.went_to(connection.origin().peer.ip(), shared);
 }
 
 /// A connection with room if there is one that will do, else a new one. A hedge goes to another
-/// connection than the first attempt, and to another address where there is one.
+/// connection than the first attempt, and to another address where there is one, as does another try.
 async fn connection(
     this: Try<'_>,
     lane: &Lane,
@@ -183,7 +208,10 @@ async fn connection(
     let speech = lane.speech(call.scheme, call.needs);
     let verdict = egress::check_name(&lane.config().egress, lane.dialled())?;
     let is_hedge = kind == AttemptKind::Hedge;
-    let avoid = if is_hedge { Box::pin(other_address(this, lane)).await } else { None };
+    let avoid = match kind {
+        AttemptKind::Hedge | AttemptKind::Retry => Box::pin(other_address(this, lane)).await,
+        AttemptKind::Primary | AttemptKind::Probe => None,
+    };
     let pinned = call.pinned.filter(|_| !lane.has_endpoint());
     // Boxed: the room would be part of every request.
     let verdict = match pinned {
@@ -191,7 +219,7 @@ async fn connection(
         Some(ip) => Box::pin(verdict_on_pinned(this, lane, speech, verdict, ip)).await?,
     };
     // Read last: the first attempt may have got its connection just now.
-    let beside = call.progress.first_connection().filter(|_| is_hedge);
+    let beside = call.progress.connection().filter(|_| is_hedge);
     let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside, since, is_hedge };
     // A reload can have closed a door that was open when a connection was made.
     let is_allowed = |origin: &Origin| {
@@ -295,15 +323,15 @@ async fn dial_for(
     slot.map(Connection::Http2).ok_or(Error::UpstreamReset(Cause::NONE))
 }
 
-/// The address that the first attempt went to, when the name has another one to go to instead.
+/// The address that the attempt before went to, when the name has another one to go to instead.
 async fn other_address(this: Try<'_>, lane: &Lane) -> Option<IpAddr> {
-    let first = this.call.progress.first_peer()?;
+    let last = this.call.progress.peer()?;
     if lane.dialled().ip().is_some() || this.call.pinned.is_some() {
         return None;
     }
     let dialer = this.proxy.registry().dialer();
     let addresses = dialer.addresses(lane.dialled(), &this.call.progress).await.ok()?;
-    addresses.iter().any(|other| *other != first).then_some(first)
+    addresses.iter().any(|other| *other != last).then_some(last)
 }
 
 /// Lets the client see interim answers of the first attempt, and opens the body's gate on a 100.

@@ -1,14 +1,22 @@
-//! The gates that every attempt passes at the upstream it goes to: breaker, bulkhead, and the
-//! breaker once more, since it may have opened while the attempt waited for its permit.
+//! The gates that every attempt passes at the upstream it goes to: breaker, bulkhead, rate token, and the
+//! breaker once more, since it may have opened while the attempt waited.
 
+use std::time::SystemTime;
+
+use http::{HeaderMap, Response, StatusCode};
 use tokio::time::Instant;
 
 use super::judge::breaker_moved;
-use crate::call::Progress;
+use crate::call::{Call, Progress};
+use crate::config::RateLimit;
 use crate::error::{Error, Stage};
 use crate::policy::breaker::{Admission, Open, State};
 use crate::policy::bulkhead::{Permit, Refused};
+use crate::policy::identity::Credential;
+use crate::policy::rate_limit::{TooLate, Whom};
+use crate::telemetry::metrics::RateLimited;
 use crate::upstream::registry::Lane;
+use crate::wire::push_back;
 
 /// What an attempt holds once it has passed. Dropping it gives all back.
 pub struct Pass {
@@ -20,12 +28,18 @@ pub struct Pass {
     pub at: Instant,
 }
 
-/// Passes the gates, waiting in the bulkhead's queue when it must. Cancel-safe: dropping the future
-/// leaves the queue.
+/// Passes the gates, waiting in the bulkhead's queue and for a rate token when it must. Cancel-safe:
+/// dropping the future leaves the queue and takes no token. `request` are the fields of the request that
+/// takes the token; a tunnel has none and takes none.
 ///
 /// # Errors
-/// [`Error::CircuitOpen`] or [`Error::BulkheadFull`], at once.
-pub async fn enter(lane: &Lane, progress: &Progress, deadline: Option<Instant>) -> Result<Pass, Error> {
+/// [`Error::CircuitOpen`], [`Error::BulkheadFull`] or [`Error::RateLimited`], at once.
+pub async fn enter(
+    lane: &Lane,
+    progress: &Progress,
+    request: Option<&HeaderMap>,
+    deadline: Option<Instant>,
+) -> Result<Pass, Error> {
     let now = Instant::now();
     let stages = lane.stages();
     if let Some(breaker) = &stages.breaker {
@@ -50,11 +64,61 @@ pub async fn enter(lane: &Lane, progress: &Progress, deadline: Option<Instant>) 
             }
         }),
     };
+    if let (Some(rate), Some(headers)) = (&stages.rate_limit, request) {
+        // Boxed: the room would be part of every request.
+        at = Box::pin(take_token(lane, rate, headers, progress, at, deadline)).await?;
+    }
     let admission = admit(lane, at)?;
     Ok(Pass { permit, admission, at })
 }
 
-/// Passes the gates only if all of them are open now: a hedge never waits.
+/// Waits for a rate token where one comes in time; when it had it.
+async fn take_token(
+    lane: &Lane,
+    rate: &RateLimit,
+    headers: &HeaderMap,
+    progress: &Progress,
+    now: Instant,
+    deadline: Option<Instant>,
+) -> Result<Instant, Error> {
+    let who = Credential::of(headers);
+    if lane.rate().try_acquire(rate, who, now) {
+        return Ok(now);
+    }
+    progress.enter(Stage::Queue);
+    match lane.rate().acquire(rate, who, now, deadline).await {
+        Ok(()) => {
+            lane.metrics().rate_limited(RateLimited::Waited);
+            let at = Instant::now();
+            progress.queued(at.saturating_duration_since(now));
+            Ok(at)
+        }
+        Err(TooLate { retry_at }) => {
+            lane.metrics().rate_limited(RateLimited::Refused);
+            Err(Error::RateLimited { retry_at })
+        }
+    }
+}
+
+/// An upstream that asks for fewer calls is given its pause: the caller's credential for a 429 or a
+/// quota that is used up, everyone for a 503 (RFC 9110 sections 10.2.3 and 15.6.4).
+pub fn heed(lane: &Lane, call: &Call, response: &Response<()>, now: Instant) {
+    let Some(rate) = &lane.stages().rate_limit else { return };
+    let (headers, wall) = (response.headers(), SystemTime::now());
+    let wait = match response.status() {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => push_back::wait(headers, wall),
+        _ => None,
+    };
+    let Some(wait) = wait.or_else(|| push_back::exhausted(headers, wall)) else { return };
+    let whom = match response.status() {
+        StatusCode::SERVICE_UNAVAILABLE => Whom::Everyone,
+        _ => Whom::Credential(Credential::of(&call.headers)),
+    };
+    lane.rate().pause(rate, whom, now + wait, now);
+    lane.metrics().rate_limited(RateLimited::Paused);
+}
+
+/// Passes breaker and bulkhead only if both are open now: a hedge never waits.
 pub fn try_enter(lane: &Lane, now: Instant) -> Result<Pass, Closed> {
     let stages = lane.stages();
     // Not half-open either: its probes are for calls that would not be made otherwise.
@@ -67,6 +131,12 @@ pub fn try_enter(lane: &Lane, now: Instant) -> Result<Pass, Closed> {
     };
     let admission = admit(lane, now).map_err(|_| Closed::Breaker)?;
     Ok(Pass { permit, admission, at: now })
+}
+
+/// A rate token if one is free now. Taken last, since it cannot be given back.
+pub fn try_token(lane: &Lane, headers: &HeaderMap, now: Instant) -> bool {
+    let rate = lane.stages().rate_limit.as_ref();
+    rate.is_none_or(|rate| lane.rate().try_acquire(rate, Credential::of(headers), now))
 }
 
 /// Which gate a hedge found closed.

@@ -8,10 +8,10 @@
 //! last: until then it counts as well begun.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use http::StatusCode;
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::HeaderMap;
 use tokio::time::Instant;
 
 use crate::call::{Fate, Progress};
@@ -20,12 +20,7 @@ use crate::policy::breaker::{Admission, State, Verdict};
 use crate::telemetry::metrics::{AttemptKind, AttemptResult, BreakerState};
 use crate::upstream::registry::Lane;
 use crate::wire::event_stream::is_event_stream;
-use crate::wire::grpc::{self, GRPC_PUSHBACK};
-
-static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-
-/// The longest that a `Retry-After` or a push-back of gRPC is believed.
-const LONGEST_PUSH_BACK: Duration = Duration::from_secs(24 * 3600);
+use crate::wire::{grpc, push_back};
 
 /// One attempt's guard.
 pub struct Judge {
@@ -55,7 +50,7 @@ struct Head {
 
 impl Head {
     fn of(status: StatusCode, headers: &HeaderMap, now: Instant) -> Self {
-        let push_back = push_back_until(headers, now);
+        let push_back = push_back::wait(headers, SystemTime::now()).map(|wait| now + wait);
         let mut head = Self { status, push_back, awaits_trailers: false, at: now };
         if status == StatusCode::OK && grpc::is_grpc(headers) {
             head.awaits_trailers = true;
@@ -68,7 +63,7 @@ impl Head {
     fn read_grpc(&mut self, fields: &HeaderMap, now: Instant) {
         if let Some(status) = grpc::Status::of(fields) {
             self.status = status.to_http();
-            let wait = grpc::push_back(fields).map(|wait| now + wait.min(LONGEST_PUSH_BACK));
+            let wait = push_back::wait(fields, SystemTime::now()).map(|wait| now + wait);
             self.push_back = wait.or(self.push_back);
             self.awaits_trailers = false;
         }
@@ -105,6 +100,11 @@ impl Judge {
     /// The request goes out now.
     pub fn sent(&mut self) {
         self.is_sent = true;
+    }
+
+    /// Whether it has gone out.
+    pub fn is_sent(&self) -> bool {
+        self.is_sent
     }
 
     /// The upstream has refused to look at the request, and it will not be sent again.
@@ -309,24 +309,6 @@ fn result_of(error: &Error) -> AttemptResult {
         }
         _ => AttemptResult::Cancelled,
     }
-}
-
-/// Whether the answer asks for no further attempt of this call.
-pub fn is_push_back(headers: &HeaderMap) -> bool {
-    headers.contains_key(header::RETRY_AFTER)
-        || headers.get(&X_SHOULD_RETRY).is_some_and(|value| value == "false")
-        || headers.get(&GRPC_PUSHBACK).is_some_and(|value| value.as_bytes().starts_with(b"-"))
-}
-
-/// When `Retry-After` lets the next request come: seconds or a date (RFC 9110 section 10.2.3).
-/// What cannot be read says nothing.
-fn push_back_until(headers: &HeaderMap, now: Instant) -> Option<Instant> {
-    let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
-    let wait = match value.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => httpdate::parse_http_date(value).ok()?.duration_since(SystemTime::now()).ok()?,
-    };
-    Some(now + wait.min(LONGEST_PUSH_BACK))
 }
 
 /// Whether the answer's body has no end that one waits for: its deadline follows other rules.

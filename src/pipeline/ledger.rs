@@ -11,8 +11,9 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use super::Proxy;
+use super::found::Note;
 use crate::call::{Progress, RequestId};
-use crate::config::AccessLog;
+use crate::config::{AccessLog, RateLimit};
 use crate::error::Error;
 use crate::policy::deadline::Arrival;
 use crate::respond::headers::HedgeEnd;
@@ -37,6 +38,8 @@ pub struct Ledger {
     outcome: Outcome,
     error: Option<Error>,
     hedge: Option<HedgeEnd>,
+    source: Option<&'static str>,
+    is_stand_in: bool,
     head_after: Option<Duration>,
     end: Option<Instant>,
     bytes_out: u64,
@@ -60,6 +63,8 @@ impl Ledger {
             outcome: Outcome::ClientLeft,
             error: None,
             hedge: None,
+            source: None,
+            is_stand_in: false,
             head_after: None,
             end: None,
             bytes_out: 0,
@@ -97,6 +102,11 @@ impl Ledger {
         self.lane.as_ref().map(|lane| &*lane.policy().name)
     }
 
+    /// The upstream's rate limit, once it is known.
+    pub fn rate_limit(&self) -> Option<&RateLimit> {
+        self.lane.as_ref().and_then(|lane| lane.stages().rate_limit.as_ref())
+    }
+
     /// The request goes to this upstream.
     pub fn goes_to(&mut self, lane: &Lane, target: &str) {
         if lane.config().telemetry.access_log != AccessLog::Off {
@@ -110,10 +120,12 @@ impl Ledger {
         self.end = end;
     }
 
-    /// An upstream's head is passed on.
-    pub fn answers(&mut self, status: StatusCode, hedge: Option<HedgeEnd>, now: Instant) {
+    /// A head is passed on.
+    pub fn answers(&mut self, status: StatusCode, hedge: Option<HedgeEnd>, note: Note, now: Instant) {
         self.code = status.as_u16();
         self.hedge = hedge;
+        self.source = Some(note.source(hedge));
+        self.is_stand_in = note.stand_in.is_some();
         self.head_after = Some(now.saturating_duration_since(self.arrival.now));
     }
 
@@ -124,7 +136,7 @@ impl Ledger {
 
     /// The answer is whole.
     pub fn complete(&mut self) {
-        self.outcome = Outcome::Answered;
+        self.outcome = if self.is_stand_in { Outcome::Degraded } else { Outcome::Answered };
     }
 
     /// The answer was cut after its head.
@@ -190,11 +202,12 @@ impl Ledger {
             upstream_time: self.head_after,
             deadline: self.end.map(|end| end.saturating_duration_since(self.arrival.now)),
             attempts: Some(self.progress.attempts()),
+            source: self.source,
             hedge: self.hedge.map(|end| match end {
                 HedgeEnd::Won => HedgeOutcome::Won,
                 HedgeEnd::Lost => HedgeOutcome::Lost,
             }),
-            peer: self.progress.first_peer(),
+            peer: self.progress.peer(),
             bytes_out: Some(self.bytes_out),
         }
     }

@@ -6,31 +6,45 @@
 //! 1. **Target** comes first since everything else is looked up by it. The caller took one snapshot of
 //!    the policy, and it serves the whole journey.
 //! 2. **Deadline** before anything waits, so that all waits are bounded by one instant.
-//! 3. **Tries** ([`race`]): a primary [`attempt`] and, when it is slow, a hedge. Every attempt passes
-//!    the gates ([`gate`]) of the upstream it goes to, and owes a verdict at its end ([`judge`]).
-//! 4. **Answer** ([`answer`]): the head goes out at once and the body is streamed. Permit, deadline,
+//! 3. **Cache** ([`recall`]): what is kept and fresh costs nobody anything, so it is looked for before
+//!    anything is taken.
+//! 4. **Coalesce** ([`flight`]): who finds an equal call under way waits for its answer, and takes no
+//!    permit, token or connection.
+//! 5. **Tries** ([`tries`]): each is a [`race`] of a primary [`attempt`] and, when it is slow, a hedge. Every
+//!    attempt passes the gates ([`gate`]) of the upstream it goes to, and owes a verdict at its end ([`judge`]).
+//! 6. **Fallback** ([`fallback`]) only when all tries have brought nothing acceptable. It belongs to the flight, or a
+//!    hundred followers of a failed one would meet at the backup.
+//! 7. **Answer** ([`answer`]): the head goes out at once and the body is streamed. Permit, deadline,
 //!    verdict and account last until the body ends. Once a byte has been passed on there is no other
 //!    attempt: what breaks, breaks visibly.
 
 pub mod answer;
 pub mod attempt;
+pub mod errand;
+pub mod fallback;
+pub mod flight;
+pub mod found;
 pub mod gate;
 pub mod judge;
 pub mod ledger;
 pub mod outgoing;
 mod proxy;
 pub mod race;
+pub mod recall;
+pub mod record;
+pub mod tail;
 pub mod target;
+pub mod tries;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::StatusCode;
-
 use self::answer::{Answer, Upgraded};
-use self::attempt::Try;
+use self::errand::Errand;
+use self::found::Found;
 use self::ledger::Ledger;
 pub use self::proxy::Proxy;
+use self::recall::Recalled;
 use crate::call::InterimSink;
 use crate::config::Config;
 use crate::policy::deadline::{Arrival, Deadline};
@@ -72,8 +86,8 @@ pub struct Intake {
 
 /// Takes a request from its arrival to the head of its answer. Dropping the future cancels all that
 /// the call alone was waiting for, requests at upstreams included.
-pub async fn journey(proxy: &Proxy, intake: Intake, mut ledger: Ledger) -> Arrived {
-    let mut end = None;
+pub async fn journey(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> Arrived {
+    let mut deadline = None;
     let travel = async {
         // 1. Target: the upstream, its policy and route, and whether the name may be called at all.
         let (upstream, target) = target::find(proxy, &intake)?;
@@ -83,27 +97,40 @@ pub async fn journey(proxy: &Proxy, intake: Intake, mut ledger: Ledger) -> Arriv
 
         // 2. Deadline: one instant for everything below.
         let policy = lane.stages().deadline.as_ref();
-        let deadline = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
-        end = deadline.as_ref().map(|deadline| deadline.at);
+        deadline = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
         let call = target::call(proxy, intake, &lane, target, &ledger);
+        let mut errand =
+            Errand { proxy: proxy.clone(), lane, call, deadline: deadline.clone(), recall: None };
 
-        // 3. Tries: attempts, hedged when slow.
-        let outcome = race::run(Try { proxy, call: &call, deadline: deadline.as_ref() }, &lane).await?;
-        Ok((deadline, outcome))
+        // 3. Cache: a fresh answer at once.
+        match recall::look(&errand.lane, &errand.call)? {
+            Recalled::Nothing => {}
+            Recalled::Answer(answer, renewed) => {
+                flight::renew(errand, renewed);
+                return Ok(Found::whole(answer));
+            }
+            Recalled::Ask(recall) => errand.recall = Some(recall),
+        }
+
+        // 4. Coalesce: an equal call that is under way brings the answer. Boxed: the room would be part of
+        // every request.
+        if errand.lane.stages().coalesce.is_some() {
+            return Box::pin(flight::join(errand)).await;
+        }
+
+        // 5. Tries, and 6. Fallback.
+        errand::pursue(&errand).await
     };
     let travelled = proxy.until_ending(travel).await;
+    let end = deadline.as_ref().map(|deadline| deadline.at);
     ledger.bounded_by(end);
 
-    // 4. Answer: the head at once, the body as it comes.
+    // 7. Answer: the head at once, the body as it comes.
     match travelled {
-        Ok((_, outcome)) if is_upgrade(&outcome) => {
-            Arrived::Upgraded(Box::new(answer::upgrade(outcome, ledger)))
+        Ok(Found::Live(live)) if live.is_upgrade() => {
+            Arrived::Upgraded(Box::new(answer::upgrade(live, ledger)))
         }
-        Ok((deadline, outcome)) => Arrived::Answer(answer::deliver(deadline, outcome, ledger)),
+        Ok(found) => Arrived::Answer(answer::deliver(found, deadline.as_ref(), ledger)),
         Err(error) => Arrived::Answer(answer::refuse(error, ledger, end)),
     }
-}
-
-fn is_upgrade(outcome: &race::Outcome) -> bool {
-    outcome.head.response.status() == StatusCode::SWITCHING_PROTOCOLS
 }

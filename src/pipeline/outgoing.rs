@@ -6,6 +6,7 @@ use http::uri::PathAndQuery;
 use http::{Method, Request, Uri, Version};
 use tokio::time::Instant;
 
+use super::attempt::Try;
 use crate::call::{Call, CallBody, expects_continue};
 use crate::error::{Cause, Error};
 use crate::policy::deadline::{Deadline, GRPC_TIMEOUT, X_REQUEST_DEADLINE};
@@ -14,9 +15,13 @@ use crate::upstream::rewrite;
 use crate::wire::body::{Continue, RequestBody};
 use crate::wire::deadline_header::format_grpc_timeout;
 use crate::wire::hop_by_hop::{self, Forwarded};
+use crate::wire::retry_mark::{self, X_HEDGEROW_ATTEMPT};
 use crate::wire::target::Scheme;
 
 static ENVOY_EXPECTED_TIMEOUT: HeaderName = HeaderName::from_static("x-envoy-expected-rq-timeout-ms");
+
+/// What makes a request conditional on something that the caller has of its upstream (RFC 9110 section 13.1).
+static CONDITIONS: [HeaderName; 3] = [header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE, header::IF_RANGE];
 
 /// Fields that an attempt adds at most.
 const OWN_FIELDS: usize = 8;
@@ -29,18 +34,13 @@ pub struct Outgoing {
     pub gate: Option<Continue>,
 }
 
-/// The request of one attempt of `call` on `lane`.
+/// The request of attempt `number` of the call on `lane`.
 ///
 /// # Errors
 /// [`Error::Internal`] when the body has gone with another attempt, or the policy's rewrite makes
 /// something that is no path.
-pub fn request(
-    call: &Call,
-    lane: &Lane,
-    deadline: Option<&Deadline>,
-    via: &HeaderValue,
-    version: Version,
-) -> Result<Outgoing, Error> {
+pub fn request(this: Try<'_>, lane: &Lane, number: u32, version: Version) -> Result<Outgoing, Error> {
+    let Try { call, deadline, .. } = this;
     let (body, gate) = body(call)?;
     let has_unknown_length = http_body::Body::size_hint(&body).exact().is_none();
     let mut request = Request::new(body);
@@ -68,8 +68,9 @@ pub fn request(
         headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     if !call.is_unaware {
-        headers.append(header::VIA, via.clone());
+        headers.append(header::VIA, this.proxy.identity().clone());
     }
+    headers.insert(X_HEDGEROW_ATTEMPT.clone(), retry_mark::number(&call.headers, number).into());
     if let Some(deadline) = deadline {
         tell_deadline(&mut headers, deadline, lane);
     }
@@ -84,6 +85,12 @@ pub fn request(
     }
     if matches!(call.method, Method::OPTIONS | Method::TRACE) {
         count_down_forwards(&mut headers);
+    }
+
+    match lane.is_stand_in() {
+        // What the caller, or the cache, has is another upstream's.
+        true => CONDITIONS.iter().for_each(|name| drop(headers.remove(name))),
+        false => set_all(&mut headers, this.validators),
     }
 
     let mut target = call.target.clone();
@@ -157,6 +164,14 @@ fn tell_deadline(headers: &mut HeaderMap, deadline: &Deadline, lane: &Lane) {
     if lane.stages().deadline.as_ref().is_some_and(|policy| policy.tell_envoy) {
         let left = deadline.at.saturating_duration_since(Instant::now()).as_millis() as u64;
         headers.insert(ENVOY_EXPECTED_TIMEOUT.clone(), HeaderValue::from(left));
+    }
+}
+
+/// Sets the cache's conditions in the place of the caller's, which the cache judges itself.
+fn set_all(headers: &mut HeaderMap, validators: &[(HeaderName, HeaderValue)]) {
+    if !validators.is_empty() {
+        CONDITIONS.iter().for_each(|name| drop(headers.remove(name)));
+        headers.extend(validators.iter().cloned());
     }
 }
 

@@ -8,12 +8,14 @@ use std::task::Poll;
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
-use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::flight::Brought;
 use crate::config::Config;
 use crate::error::Error;
+use crate::policy::singleflight::Flights;
 use crate::respond::headers;
 use crate::telemetry::log::AccessLog;
 use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
@@ -21,12 +23,17 @@ use crate::tls::interceptor::Interceptor;
 use crate::upstream::registry::Registry;
 use crate::wire::replay::ReplayAllowance;
 
+/// Kept answers that are renewed at once while their stale ones are given.
+const MOST_RENEWALS: usize = 64;
+
 /// What all requests of the process share.
 pub struct Proxy {
     policy: Arc<ArcSwap<Config>>,
     registry: Registry,
     interceptor: Option<Interceptor>,
     replay: Arc<ReplayAllowance>,
+    flights: Flights<Brought>,
+    renewals: Arc<Semaphore>,
     metrics: Arc<Metrics>,
     default_metrics: Arc<UpstreamMetrics>,
     log: AccessLog,
@@ -58,6 +65,8 @@ impl Proxy {
             registry,
             interceptor,
             replay: ReplayAllowance::new(),
+            flights: Flights::new(),
+            renewals: Arc::new(Semaphore::new(MOST_RENEWALS)),
             default_metrics: metrics.upstream(&"default".into()),
             metrics,
             log,
@@ -112,6 +121,16 @@ impl Proxy {
     /// What request bodies may hold for replay.
     pub fn replay(&self) -> &Arc<ReplayAllowance> {
         &self.replay
+    }
+
+    /// The flights under way.
+    pub fn flights(&self) -> &Flights<Brought> {
+        &self.flights
+    }
+
+    /// Leave to renew a kept answer beside all calls; `None` when enough are being renewed.
+    pub(super) fn place_for_renewal(&self) -> Option<OwnedSemaphorePermit> {
+        self.renewals.clone().try_acquire_owned().ok()
     }
 
     /// All metrics.

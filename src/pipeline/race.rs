@@ -1,6 +1,6 @@
 //! One try: a primary attempt and, when it is slow, a hedge. The first acceptable head wins.
 //!
-//! All waiting of a call up to its head happens here, on one timer: it stands at the hedge's start
+//! All waiting of a try up to its head happens here, on one timer: it stands at the hedge's start
 //! first and at the deadline then. Attempts are futures of this one; the ones that have not won are
 //! dropped, which cancels them on the wire.
 
@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::attempt::{self, Head, Try};
+use super::attempt::{self, Failure, Head, Try};
 use super::gate::{self, Closed, Pass};
-use super::judge::is_push_back;
 use crate::call::Fate;
 use crate::error::{Cause, Error};
 use crate::policy::deadline::end_of;
@@ -21,6 +20,7 @@ use crate::policy::hedge::Plan;
 use crate::respond::headers::HedgeEnd;
 use crate::telemetry::metrics::{AttemptKind, HedgeOutcome};
 use crate::upstream::registry::Lane;
+use crate::wire::push_back::is_push_back;
 
 /// The answer of a try, and how its hedge ended.
 pub struct Outcome {
@@ -30,27 +30,32 @@ pub struct Outcome {
     pub hedge: Option<HedgeEnd>,
 }
 
-/// Sends `this.call` to `lane`, hedged as the policy says, until the deadline.
+/// Sends `this.call` to `lane`, hedged as the policy says, until the deadline. `kind` is what the try's
+/// first attempt is: the call's primary, or another try.
 ///
 /// # Errors
-/// The primary's error when no attempt got an answer; the deadline's when it struck.
-pub async fn run(this: Try<'_>, lane: &Lane) -> Result<Outcome, Error> {
+/// The first attempt's failure when none got an answer; the deadline's when it struck.
+pub async fn run(this: Try<'_>, lane: &Lane, kind: AttemptKind) -> Result<Outcome, Failure> {
     let progress = &this.call.progress;
+    progress.begin_try();
     let end = end_of(this.deadline);
     let mut timer = pin!(sleep_until(end));
 
     let pass = tokio::select! {
         biased;
-        pass = gate::enter(lane, progress, this.deadline.map(|deadline| deadline.at)) => pass?,
-        () = timer.as_mut() => return Err(expired(this)),
+        pass = gate::enter(lane, progress, Some(&this.call.headers), this.deadline.map(|end| end.at)) => pass?,
+        () = timer.as_mut() => return Err(expired(this).into()),
     };
+    if kind == AttemptKind::Primary {
+        lane.upstream.budget.deposit(&lane.stages().extra_load, pass.at);
+    }
     let mut hedging = Hedging::plan(this, lane, &pass, end);
     if let Some(at) = hedging.next {
         timer.as_mut().reset(at.min(end));
     }
 
-    let primary = pin!(attempt::run(this, lane.clone(), pass, AttemptKind::Primary));
-    let mut runners = Runners { primary: Some(primary), hedges: Vec::new() };
+    let primary = pin!(attempt::run(this, lane.clone(), pass, kind));
+    let mut runners = Runners { primary: Some((kind, primary)), hedges: Vec::new() };
     let mut kept = Kept::default();
     loop {
         let ended = poll_fn(|cx| {
@@ -86,7 +91,7 @@ pub async fn run(this: Try<'_>, lane: &Lane) -> Result<Outcome, Error> {
                     Ok((kind, head)) => Ok(hedging.settled(kind, head)),
                     Err(_) => {
                         hedging.give_up();
-                        Err(error)
+                        Err(error.into())
                     }
                 };
             }
@@ -107,23 +112,24 @@ fn expired(this: Try<'_>) -> Error {
 }
 
 /// How an attempt ended.
-type Ended = (AttemptKind, Result<Head, Error>);
+type Ended = (AttemptKind, Result<Head, Failure>);
 
-type HedgeFuture<'a> = Pin<Box<dyn Future<Output = Result<Head, Error>> + Send + 'a>>;
+type HedgeFuture<'a> = Pin<Box<dyn Future<Output = Result<Head, Failure>> + Send + 'a>>;
 
 /// The attempts that run.
 struct Runners<'a, P> {
-    primary: Option<Pin<&'a mut P>>,
+    primary: Option<(AttemptKind, Pin<&'a mut P>)>,
     hedges: Vec<HedgeFuture<'a>>,
 }
 
-impl<P: Future<Output = Result<Head, Error>>> Runners<'_, P> {
+impl<P: Future<Output = Result<Head, Failure>>> Runners<'_, P> {
     fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Ended> {
-        if let Some(primary) = &mut self.primary
+        if let Some((kind, primary)) = &mut self.primary
             && let Poll::Ready(ended) = primary.as_mut().poll(cx)
         {
+            let kind = *kind;
             self.primary = None;
-            return Poll::Ready((AttemptKind::Primary, ended));
+            return Poll::Ready((kind, ended));
         }
         for at in 0..self.hedges.len() {
             if let Poll::Ready(ended) = self.hedges[at].as_mut().poll(cx) {
@@ -142,12 +148,12 @@ impl<P: Future<Output = Result<Head, Error>>> Runners<'_, P> {
 /// What came that was not good enough, in case nothing better does.
 #[derive(Default)]
 struct Kept {
-    primary: Option<Result<Head, Error>>,
+    primary: Option<Result<Head, Failure>>,
     hedge: Option<Head>,
 }
 
 impl Kept {
-    fn keep(&mut self, kind: AttemptKind, ended: Result<Head, Error>) {
+    fn keep(&mut self, kind: AttemptKind, ended: Result<Head, Failure>) {
         match (kind, ended) {
             (AttemptKind::Hedge, Ok(head)) => self.hedge = self.hedge.take().or(Some(head)),
             (AttemptKind::Hedge, Err(_)) => {}
@@ -156,12 +162,12 @@ impl Kept {
     }
 
     /// The primary's answer; a hedge's only where the primary has none.
-    fn into_answer(self) -> Result<(AttemptKind, Head), Error> {
+    fn into_answer(self) -> Result<(AttemptKind, Head), Failure> {
         match (self.primary, self.hedge) {
             (Some(Ok(head)), _) => Ok((AttemptKind::Primary, head)),
             (_, Some(head)) => Ok((AttemptKind::Hedge, head)),
-            (Some(Err(error)), None) => Err(error),
-            (None, None) => Err(Error::Internal(Cause::from("a try ended without an outcome"))),
+            (Some(Err(failure)), None) => Err(failure),
+            (None, None) => Err(Error::Internal(Cause::from("a try ended without an outcome")).into()),
         }
     }
 }
@@ -184,7 +190,6 @@ impl<'l> Hedging<'l> {
         let stages = lane.stages();
         // A probe is alone by design, and an upgrade cannot be taken back.
         let is_probe = pass.admission.as_ref().is_some_and(|admission| admission.is_probe());
-        lane.upstream.budget.deposit(&stages.extra_load, pass.at);
         if let Some(hedge) = &stages.hedge
             && !is_probe
             && this.call.upgrade.is_none()
@@ -248,8 +253,13 @@ impl<'l> Hedging<'l> {
             Closed::Breaker => HedgeOutcome::SuppressedBreaker,
             Closed::Bulkhead => HedgeOutcome::SuppressedBulkhead,
         })?;
-        if !lane.upstream.budget.withdraw(&lane.stages().extra_load, now) {
+        let (budget, ratio) = (&lane.upstream.budget, &lane.stages().extra_load);
+        if !budget.withdraw(ratio, now) {
             return Err(HedgeOutcome::SuppressedBudget);
+        }
+        if !gate::try_token(&target, &this.call.headers, now) {
+            budget.give_back(ratio, now);
+            return Err(HedgeOutcome::SuppressedRate);
         }
         Ok((target, pass))
     }

@@ -9,6 +9,7 @@ use http_body::Body;
 use super::ledger::Ledger;
 use super::{Intake, Proxy};
 use crate::call::{Call, CallBody, ExtendedConnect, Needs};
+use crate::config::FallbackStep;
 use crate::error::Error;
 use crate::upstream::registry::{Lane, Speech, Upstream};
 use crate::wire::replay::Replay;
@@ -62,8 +63,9 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
         progress: ledger.progress().clone(),
     };
     if !body.is_end_stream() {
-        let limit = lane.stages().replay_limit;
-        let methods = lane.stages().hedge.as_ref().map_or(&[][..], |hedge| &hedge.methods);
+        let (stages, limit) = (lane.stages(), lane.stages().replay_limit);
+        let hedged = stages.hedge.as_ref().map_or(&[][..], |hedge| &hedge.methods);
+        let retried = stages.retry.as_ref().map_or(&[][..], |retry| &retry.methods);
         // An HTTP/2 upstream can say that it has not looked at a request: then any may go out again. As far
         // as it is known to speak it, since keeping bodies costs memory that hedges of others want.
         let may_be_refused = match lane.speech(call.scheme, call.needs) {
@@ -71,8 +73,12 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
             Speech::Tls(_) => lane.upstream.pool.shared.speaks_http2(),
             Speech::Clear | Speech::Tls1(_) => false,
         };
-        let may_repeat =
-            may_be_refused || call.method.is_idempotent() || call.is_idempotent(methods, lane.route());
+        let has_backup = stages.fallback.iter().any(|step| matches!(step, FallbackStep::Upstream(_)));
+        let may_repeat = may_be_refused
+            || has_backup
+            || call.method.is_idempotent()
+            || call.is_idempotent(hedged, lane.route())
+            || call.is_idempotent(retried, lane.route());
         call.body = if may_repeat && limit > 0 {
             let total = config.limits.replay_total;
             CallBody::Replay(Replay::new(body, limit, total, proxy.replay().clone()))

@@ -63,6 +63,15 @@ impl ExtraLoadBudget {
         is_paid
     }
 
+    /// Returns a token whose attempt was not made after all.
+    pub fn give_back(&self, cfg: &ExtraLoad, now: Instant) {
+        let mut account = self.account.lock();
+        let account = account.get_or_insert_with(|| Account::open(cfg, now));
+        account.balance += TOKEN;
+        account.advance(cfg, now);
+        account.cap(cfg);
+    }
+
     /// The tokens at hand, for `/status`.
     pub fn balance(&self, cfg: &ExtraLoad, now: Instant) -> f64 {
         let mut account = self.account.lock();

@@ -31,6 +31,9 @@ static CREDENTIALS: [HeaderName; 9] = [
     HeaderName::from_static("x-subscription-token"),
 ];
 
+/// What answers differ by although their `Vary` forgets to say so, often enough that no answer is shared over it.
+pub static NEGOTIATED: [HeaderName; 2] = [header::ACCEPT, header::ACCEPT_ENCODING];
+
 /// Where a request goes and what it asks for, without its fields.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
@@ -38,6 +41,8 @@ pub struct Place<'a> {
     pub scheme: Scheme,
     /// Host and port in normal form.
     pub authority: &'a str,
+    /// Host and port that are dialled for it, which a reload may change.
+    pub dialled: &'a str,
     /// The address that the client itself wanted to go to: what another address answers under this name
     /// may be anything.
     pub pinned: Option<IpAddr>,
@@ -51,21 +56,18 @@ pub struct Key([u8; 32]);
 
 impl Key {
     /// The key of a call. `method` is what answers are made for, which for a cache is GET for HEAD too;
-    /// `fields` are looked at beside the credentials; `body` is what is sent.
-    pub fn of(
+    /// `fields` are looked at beside those that always are; `body` is what is sent.
+    pub fn of<'a>(
         place: Place<'_>,
         method: &Method,
         headers: &HeaderMap,
-        fields: impl IntoIterator<Item = impl AsRef<HeaderName>>,
+        fields: impl IntoIterator<Item = &'a HeaderName>,
         body: Option<&BodyDigest>,
     ) -> Self {
         let mut parts = place_digest(place);
         parts.add(method.as_str().as_bytes());
-        for name in &CREDENTIALS {
+        for name in CREDENTIALS.iter().chain(&NEGOTIATED).chain(fields) {
             parts.add_field(name, headers);
-        }
-        for name in fields {
-            parts.add_field(name.as_ref(), headers);
         }
         parts.add(body.map_or(&[][..], |digest| &digest.0));
         Self(parts.finish())
@@ -89,6 +91,7 @@ fn place_digest(place: Place<'_>) -> Parts {
         Scheme::Https => b"https",
     });
     parts.add(place.authority.as_bytes());
+    parts.add(place.dialled.as_bytes());
     match place.pinned.map(|ip| ip.to_canonical()) {
         None => parts.add(&[]),
         Some(IpAddr::V4(ip)) => parts.add(&ip.octets()),

@@ -26,6 +26,7 @@ pub mod hedge;
 pub mod identity;
 pub mod rate_limit;
 pub mod retry;
+pub mod singleflight;
 
 #[cfg(test)]
 mod hedge_simulation;

@@ -11,8 +11,10 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::headers::{PROXY_STATUS, VIA, X_SHOULD_RETRY};
-use crate::call::RequestId;
+use super::headers::{PROXY_STATUS, VIA, X_HEDGEROW_TRIED, X_SHOULD_RETRY, tried};
+use super::rate_limit;
+use crate::call::{RequestId, Tried, TriedEnd};
+use crate::config::RateLimit;
 use crate::error::Error;
 use crate::wire::grpc;
 
@@ -29,6 +31,12 @@ pub struct Context<'a> {
     pub now: Instant,
     /// When the caller stops waiting.
     pub deadline: Option<Instant>,
+    /// What was tried, where the policy names more than one thing to try.
+    pub tried: &'a [Tried],
+    /// Whether this process has tried again already, so that the caller need not.
+    pub is_final: bool,
+    /// The upstream's rate limit, for who is refused by it.
+    pub rate_limit: Option<&'a RateLimit>,
 }
 
 #[derive(Serialize)]
@@ -45,7 +53,32 @@ struct Problem<'a> {
     retry_after_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     skew_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tried: Vec<TriedEntry<'a>>,
     request_id: &'a str,
+}
+
+/// One entry of `tried`: a status or an error's word.
+#[derive(Serialize)]
+pub(super) struct TriedEntry<'a> {
+    upstream: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    error: &'static str,
+}
+
+impl<'a> TriedEntry<'a> {
+    pub(super) fn all(tried: &'a [Tried]) -> Vec<Self> {
+        let entry = |Tried { upstream, end }: &'a Tried| Self {
+            upstream,
+            status: match end {
+                TriedEnd::Status(status) => Some(status.as_u16()),
+                TriedEnd::Error(_) => None,
+            },
+            error: end.error(),
+        };
+        tried.iter().map(entry).collect()
+    }
 }
 
 impl Context<'_> {
@@ -75,6 +108,7 @@ pub fn problem(error: &Error, context: Context<'_>) -> Bytes {
         retryable: error.is_retryable(),
         retry_after_ms: context.wait(error).map(millis),
         skew_ms: skew.map(millis),
+        tried: TriedEntry::all(context.tried),
         request_id: &context.request_id.to_string(),
     })
 }
@@ -90,6 +124,9 @@ pub fn response(error: &Error, context: Context<'_>) -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(header::VIA, VIA);
     headers.insert(PROXY_STATUS.clone(), proxy_status(error, &detail));
+    if let Some(tried) = tried(context.tried) {
+        headers.insert(X_HEDGEROW_TRIED.clone(), tried);
+    }
     response
 }
 
@@ -103,6 +140,9 @@ fn plain(error: &Error, wait: Option<Duration>, context: Context<'_>) -> Respons
     let least = Duration::from_secs(u64::from(matches!(error, Error::RateLimited { .. })));
     if let Some(seconds) = wait.and_then(|wait| retry_after(wait.max(least), context)) {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if let (Error::RateLimited { retry_at }, Some(rule)) = (error, context.rate_limit) {
+        headers.extend(rate_limit::fields(rule, *retry_at, context.now));
     }
     if is_pointless(error, wait, context) {
         headers.insert(X_SHOULD_RETRY.clone(), HeaderValue::from_static("false"));
@@ -145,6 +185,7 @@ fn retry_after(wait: Duration, context: Context<'_>) -> Option<u64> {
 fn is_pointless(error: &Error, wait: Option<Duration>, context: Context<'_>) -> bool {
     match error {
         Error::DeadlineExceeded { .. } | Error::EgressDenied { .. } => true,
+        _ if context.is_final => true,
         Error::CircuitOpen { .. } => match (wait, context.deadline) {
             (Some(wait), Some(deadline)) => context.now + wait >= deadline,
             _ => false,
@@ -211,7 +252,16 @@ mod tests {
         let now = Instant::now();
         let id = RequestId::Ours(7);
         let deadline = left.map(|left| now + left);
-        let context = Context { upstream: Some("quotes"), request_id: &id, is_grpc: false, now, deadline };
+        let context = Context {
+            upstream: Some("quotes"),
+            request_id: &id,
+            is_grpc: false,
+            now,
+            deadline,
+            tried: &[],
+            is_final: false,
+            rate_limit: None,
+        };
         let response = response(error, context);
         let body = serde_json::from_slice(response.body()).unwrap();
         (response, body)

@@ -62,7 +62,7 @@ pub struct AccessRecord {
     pub cause: Option<Arc<str>>,
     /// From the head's arrival to the answer's last byte.
     pub duration: Option<Duration>,
-    /// In the bulkhead's queue.
+    /// In queues: for a permit, and for a rate token.
     pub queue: Option<Duration>,
     /// From sending to the head of the answer that was passed on.
     pub upstream_time: Option<Duration>,
@@ -70,6 +70,8 @@ pub struct AccessRecord {
     pub deadline: Option<Duration>,
     /// Attempts that were sent.
     pub attempts: Option<u32>,
+    /// Where the answer comes from: an attempt, the cache, an equal call, or what stands in.
+    pub source: Option<&'static str>,
     /// What came of the hedge, where one was due.
     pub hedge: Option<HedgeOutcome>,
     /// The address that answered.
@@ -113,6 +115,7 @@ impl AccessRecord {
             ("upstream_ms", self.upstream_time.map(millis)),
             ("deadline_ms", self.deadline.map(millis)),
             ("attempts", self.attempts.map(Value::from)),
+            ("source", self.source.map(Value::from)),
             ("hedge", self.hedge.map(|hedge| Value::from(hedge.word()))),
             ("peer", self.peer.map(|ip| Value::from(ip.to_string()))),
             ("bytes_out", self.bytes_out.map(Value::from)),

@@ -35,19 +35,29 @@ const BULKHEAD_IN_FLIGHT: &str = "hedgerow_bulkhead_in_flight";
 const BULKHEAD_QUEUED: &str = "hedgerow_bulkhead_queued";
 const BULKHEAD_REJECTED: &str = "hedgerow_bulkhead_rejected_total";
 const DEADLINE_EXCEEDED: &str = "hedgerow_deadline_exceeded_total";
+const RETRIES: &str = "hedgerow_retries_total";
+const RATE_LIMITED: &str = "hedgerow_rate_limited_total";
+const COALESCED: &str = "hedgerow_coalesced_total";
+const CACHE_REQUESTS: &str = "hedgerow_cache_requests_total";
+const FALLBACKS: &str = "hedgerow_fallbacks_total";
 const INTERCEPT_DECLINED: &str = "hedgerow_intercept_declined_total";
 const CONFIG_RELOADS: &str = "hedgerow_config_reloads_total";
 const CONFIG_INFO: &str = "hedgerow_config_info";
 const CONNECTIONS_OPEN: &str = "hedgerow_connections_open";
 const ACCESS_LOG_DROPPED: &str = "hedgerow_access_log_dropped_total";
 
-const COUNTERS: [(&str, &str); 9] = [
+const COUNTERS: [(&str, &str); 14] = [
     (REQUESTS, "Requests by status and by how they ended."),
     (ATTEMPTS, "Attempts at an upstream by kind and result."),
     (HEDGES, "Hedges by outcome; the suppressed ones were due and not sent."),
     (BREAKER_TRANSITIONS, "Changes of a breaker's state by the state that it came to."),
     (BULKHEAD_REJECTED, "Attempts refused for want of a permit and of a place in the queue."),
     (DEADLINE_EXCEEDED, "Deadlines that struck, by what was being waited for."),
+    (RETRIES, "Retries by result; the suppressed ones were due and not made."),
+    (RATE_LIMITED, "Attempts that a rate limit held up or refused, and pauses that upstreams asked for."),
+    (COALESCED, "Calls that were answered by an equal one's flight."),
+    (CACHE_REQUESTS, "Calls that the cache was asked about, by what it had."),
+    (FALLBACKS, "Answers that stood in for one that could not be had, by kind."),
     (INTERCEPT_DECLINED, "TLS handshakes in which a client refused the pod's certificate."),
     (CONFIG_RELOADS, "Reloads of the policy file by result."),
     (ACCESS_LOG_DROPPED, "Lines that the access log lost because nobody took them in time."),
@@ -98,6 +108,8 @@ words! {
         Error => "error",
         /// The answer was cut after its head.
         Incomplete => "incomplete",
+        /// Something stood in for the upstream's answer.
+        Degraded => "degraded",
         /// The client went away; its status is 499.
         ClientLeft => "client_left",
         /// A tunnel, whatever went through it.
@@ -154,6 +166,8 @@ words! {
         SuppressedBreaker => "suppressed_breaker",
         /// Not sent: no permit was free.
         SuppressedBulkhead => "suppressed_bulkhead",
+        /// Not sent: no rate token was free.
+        SuppressedRate => "suppressed_rate",
         /// Not sent: too little time was left.
         SuppressedDeadline => "suppressed_deadline",
         /// Not sent: hedges do not make this upstream faster.
@@ -162,6 +176,68 @@ words! {
         SuppressedPushBack => "suppressed_push_back",
         /// Not sent: the request's body was too large to keep.
         SuppressedBody => "suppressed_body",
+    }
+}
+
+words! {
+    /// What stands in for an answer that could not be had.
+    StandIn {
+        /// Another upstream's answer.
+        Backup => "backup",
+        /// A kept answer that is no longer fresh.
+        Stale => "stale",
+        /// A fixed one.
+        Static => "static",
+    }
+}
+
+words! {
+    /// What came of a retry, or why there was none.
+    RetryResult {
+        /// It brought an acceptable answer.
+        Succeeded => "succeeded",
+        /// It did not.
+        Failed => "failed",
+        /// Not made: the extra-load budget had no token.
+        SuppressedBudget => "suppressed_budget",
+        /// Not made: the wait would have left no time.
+        SuppressedDeadline => "suppressed_deadline",
+        /// Not made: the upstream asked for none, or for a wait that leaves no time.
+        SuppressedPushBack => "suppressed_push_back",
+        /// Not made: the call is itself a retry of the layer above.
+        SuppressedCallersRetry => "suppressed_callers_retry",
+        /// Not made: the upstream may have acted on the call, and twice may be more than once.
+        SuppressedNotIdempotent => "suppressed_not_idempotent",
+        /// Not made: the request's body was too large to keep.
+        SuppressedBody => "suppressed_body",
+    }
+}
+
+words! {
+    /// What a rate limit did.
+    RateLimited {
+        /// An attempt had to wait for its token, and got it.
+        Waited => "waited",
+        /// An attempt was refused, since its token would have come too late.
+        Refused => "refused",
+        /// The upstream asked for a pause.
+        Paused => "paused",
+    }
+}
+
+words! {
+    /// What the cache had for a call.
+    CacheResult {
+        /// A fresh answer.
+        Hit => "hit",
+        /// A stale one, given while it is renewed.
+        Stale => "stale",
+        /// One that the upstream has confirmed.
+        Revalidated => "revalidated",
+        /// None.
+        Miss => "miss",
+        /// No part in it.
+        Bypass => "bypass",
     }
 }
 
@@ -383,6 +459,11 @@ pub struct UpstreamMetrics {
     attempts: [OnceLock<Counter>; AttemptKind::ALL.len() * AttemptResult::ALL.len()],
     hedges: Vec<Counter>,
     hedge_delay: Histogram,
+    retries: Vec<Counter>,
+    rate_limited: Vec<Counter>,
+    coalesced: Counter,
+    cache: Vec<Counter>,
+    fallbacks: Vec<Counter>,
     breakers: Vec<Gauge>,
     transitions: Vec<Counter>,
     in_flight: Gauge,
@@ -403,6 +484,11 @@ impl UpstreamMetrics {
             attempts: [const { OnceLock::new() }; _],
             hedges: each(HedgeOutcome::ALL, |it| r.counter(HEDGES, &with("outcome", it.word()))),
             hedge_delay: r.histogram(HEDGE_DELAY, &upstream),
+            retries: each(RetryResult::ALL, |it| r.counter(RETRIES, &with("result", it.word()))),
+            rate_limited: each(RateLimited::ALL, |it| r.counter(RATE_LIMITED, &with("action", it.word()))),
+            coalesced: r.counter(COALESCED, &upstream),
+            cache: each(CacheResult::ALL, |it| r.counter(CACHE_REQUESTS, &with("result", it.word()))),
+            fallbacks: each(StandIn::ALL, |it| r.counter(FALLBACKS, &with("kind", it.word()))),
             breakers: each(BreakerState::ALL, |it| r.gauge(BREAKER_STATE, &with("state", it.word()))),
             transitions: each(BreakerState::ALL, |it| r.counter(BREAKER_TRANSITIONS, &with("to", it.word()))),
             in_flight: r.gauge(BULKHEAD_IN_FLIGHT, &upstream),
@@ -453,6 +539,31 @@ impl UpstreamMetrics {
     /// A hedge was due after this long.
     pub fn hedge_delay(&self, delay: Duration) {
         self.hedge_delay.record(delay);
+    }
+
+    /// A retry was due.
+    pub fn retry(&self, result: RetryResult) {
+        self.retries[result as usize].increment(1);
+    }
+
+    /// A rate limit held something up.
+    pub fn rate_limited(&self, action: RateLimited) {
+        self.rate_limited[action as usize].increment(1);
+    }
+
+    /// A call was answered by an equal one's flight.
+    pub fn coalesced(&self) {
+        self.coalesced.increment(1);
+    }
+
+    /// The cache was asked about a call.
+    pub fn cache(&self, result: CacheResult) {
+        self.cache[result as usize].increment(1);
+    }
+
+    /// Something stood in for the upstream's answer.
+    pub fn fallback(&self, kind: StandIn) {
+        self.fallbacks[kind as usize].increment(1);
     }
 
     /// One of the upstream's breakers changed its state.

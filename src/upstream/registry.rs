@@ -24,7 +24,9 @@ use crate::config::{Config, Origin, Route, Stages, UpstreamPolicy, UpstreamTls};
 use crate::policy::breaker::{BreakerCell, State};
 use crate::policy::budget::ExtraLoadBudget;
 use crate::policy::bulkhead::Bulkhead;
+use crate::policy::cache::Store;
 use crate::policy::hedge::HedgeState;
+use crate::policy::rate_limit::RateLimiter;
 use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
 use crate::tls::client::{ClientTls, SystemRoots};
 use crate::wire::authority::Authority;
@@ -40,6 +42,8 @@ pub struct Registry {
     metrics: Arc<Metrics>,
     roots: Arc<SystemRoots>,
     tls: Mutex<Vec<(TlsKey, Arc<ClientTls>)>>,
+    /// Kept answers, by the policy's name and the size that it gives.
+    stores: Mutex<HashMap<(Arc<str>, u64), Arc<Store>>>,
     epoch: Instant,
 }
 
@@ -71,6 +75,8 @@ pub struct Bound {
     policy: Arc<UpstreamPolicy>,
     metrics: Arc<UpstreamMetrics>,
     tls: Arc<ClientTls>,
+    /// By their sizes, of which a route may have one of its own.
+    caches: Vec<(u64, Arc<Store>)>,
 }
 
 /// The guards that an upstream, or a named route of it, has to itself.
@@ -78,11 +84,17 @@ pub struct Guards {
     bulkhead: Arc<Bulkhead>,
     breaker: Arc<BreakerCell>,
     hedge: HedgeState,
+    rate: RateLimiter,
 }
 
 impl Guards {
     fn new() -> Self {
-        Self { bulkhead: Bulkhead::new(), breaker: BreakerCell::new(), hedge: HedgeState::new() }
+        Self {
+            bulkhead: Bulkhead::new(),
+            breaker: BreakerCell::new(),
+            hedge: HedgeState::new(),
+            rate: RateLimiter::default(),
+        }
     }
 }
 
@@ -95,6 +107,7 @@ impl Registry {
             metrics,
             roots: Arc::new(SystemRoots::default()),
             tls: Mutex::default(),
+            stores: Mutex::default(),
             epoch: Instant::now(),
         }
     }
@@ -201,7 +214,23 @@ impl Registry {
             }
         };
         let metrics = self.metrics.upstream(&policy.name);
-        Bound { config: config.clone(), policy, metrics, tls }
+        let caches = self.caches(&policy);
+        Bound { config: config.clone(), policy, metrics, tls, caches }
+    }
+
+    /// The stores of a policy. All its hosts share them, so that memory is bounded by what the policy says and not
+    /// by how many hosts are called.
+    fn caches(&self, policy: &UpstreamPolicy) -> Vec<(u64, Arc<Store>)> {
+        let mut sizes: Vec<u64> = policy.cache_sizes().collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let mut stores = self.stores.lock();
+        let mut store = |size: u64| {
+            let key = (policy.name.clone(), size);
+            let store = stores.entry(key).or_insert_with(|| Arc::new(Store::new(size)));
+            (size, store.clone())
+        };
+        sizes.into_iter().map(&mut store).collect()
     }
 
     /// Lets go of what nobody needs: long unused upstreams, old connections, old snapshots.
@@ -218,6 +247,12 @@ impl Registry {
         });
         // The registry itself holds one reference; whoever else holds one still dials with it.
         self.tls.lock().retain(|(_, client)| Arc::strong_count(client) > 1);
+        // Likewise; a store that the policy still names outlives its hosts.
+        let is_named = |(name, size): &(Arc<str>, u64)| {
+            let policy = config.policies().find(|policy| policy.name == *name);
+            policy.is_some_and(|policy| policy.cache_sizes().any(|own| own == *size))
+        };
+        self.stores.lock().retain(|key, store| Arc::strong_count(store) > 1 || is_named(key));
     }
 
     /// Makes room for a sixteenth of the limit, those unused for longest first.
@@ -344,6 +379,11 @@ impl Guards {
     pub fn hedge(&self) -> &HedgeState {
         &self.hedge
     }
+
+    /// The rate tokens.
+    pub fn rate(&self) -> &RateLimiter {
+        &self.rate
+    }
 }
 
 /// An upstream together with the rules and guards that one call meets there. Cheap to clone.
@@ -408,6 +448,17 @@ impl Lane {
         &self.own_guards(|own| own.breaker).breaker
     }
 
+    /// The rate tokens: the route's own, where it names some.
+    pub fn rate(&self) -> &RateLimiter {
+        &self.own_guards(|own| own.rate_limit).rate
+    }
+
+    /// The kept answers; `None` where the cache is off.
+    pub fn cache(&self) -> Option<&Arc<Store>> {
+        let most = self.stages().cache.as_ref()?.max_bytes;
+        self.bound.caches.iter().find(|(bytes, _)| *bytes == most).map(|(_, store)| store)
+    }
+
     /// The hedge's memory: each named route has its own, since routes differ in speed.
     pub fn hedge(&self) -> &HedgeState {
         &self.route_guards.as_deref().unwrap_or(&self.upstream.guards).hedge
@@ -418,6 +469,11 @@ impl Lane {
             (Some(guards), Some(route)) if is_own(&route.own) => guards,
             _ => &self.upstream.guards,
         }
+    }
+
+    /// Whether it stands in for the upstream that was asked for, as a backup does.
+    pub fn is_stand_in(&self) -> bool {
+        self.upstream.name.is_some()
     }
 
     /// Whether something else is dialled than the host that was asked for.

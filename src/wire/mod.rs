@@ -2,6 +2,7 @@
 
 pub mod authority;
 pub mod body;
+pub mod cache_control;
 pub mod deadline_header;
 pub mod event_stream;
 pub mod framing;

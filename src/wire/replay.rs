@@ -7,6 +7,7 @@
 //!
 //! All attempts of a call are polled by one task, so whichever waits for the client is woken by it.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,6 +103,16 @@ impl Replay {
         kept.passed == 0 && kept.source.is_some()
     }
 
+    /// Reads the body to its end before anything is sent, and gives all of it. It stays with the attempts,
+    /// also when it is too large to be kept. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`BodyLost::NotKept`] when it is too large, or not the first to be read; [`BodyLost::Client`] when the
+    /// client broke it off.
+    pub async fn read_through(&self) -> Result<Vec<Bytes>, BodyLost> {
+        poll_fn(|cx| self.0.lock().poll_through(cx)).await
+    }
+
     /// A reader that starts at the first byte. Taken when [`Self::is_whole`] is false it fails,
     /// unless nothing has been read yet.
     pub fn reader(&self) -> Reader {
@@ -188,6 +199,41 @@ impl Body for Reader {
 }
 
 impl Kept {
+    fn poll_through(&mut self, cx: &mut Context<'_>) -> Poll<Result<Vec<Bytes>, BodyLost>> {
+        if self.is_given_up || self.has_failed {
+            return Poll::Ready(Err(BodyLost::NotKept));
+        }
+        while let Some(source) = &mut self.source {
+            match ready!(Pin::new(source).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(chunk) if self.fits(&chunk) => self.keep(chunk),
+                    Ok(chunk) => {
+                        // One that is not accounted for, or the attempt that sends the body would miss it.
+                        self.passed += 1;
+                        self.chunks.push(chunk);
+                        return Poll::Ready(Err(BodyLost::NotKept));
+                    }
+                    Err(frame) => {
+                        self.source = None;
+                        self.trailers = frame.into_trailers().ok();
+                    }
+                },
+                Some(Err(error)) => {
+                    self.has_failed = true;
+                    self.source = None;
+                    return Poll::Ready(Err(BodyLost::Client(error)));
+                }
+                None => self.source = None,
+            }
+        }
+        Poll::Ready(Ok(self.chunks.clone()))
+    }
+
+    fn fits(&self, chunk: &Bytes) -> bool {
+        let is_allowed = self.allowance.held() + chunk.len() <= self.total;
+        is_allowed && self.bytes + chunk.len() <= self.limit
+    }
+
     fn keep(&mut self, chunk: Bytes) {
         self.passed += 1;
         if self.is_given_up {

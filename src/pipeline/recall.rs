@@ -1,0 +1,236 @@
+//! Step three of the journey: what the cache knows about a call, and what it learns from the answer.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::header::{self, HeaderName, HeaderValue};
+use http::{Method, StatusCode};
+use tokio::time::Instant;
+
+use super::errand::{Errand, place};
+use super::found::{Found, Live, Note, Opened, Whole};
+use super::record::Recorder;
+use crate::call::{Call, CallBody, Progress};
+use crate::config;
+use crate::error::Error;
+use crate::policy::cache::{self, Asked, Candidate, Entry, Store, Times, Verdict, Why};
+use crate::policy::deadline::{Arrival, Deadline};
+use crate::policy::identity::{self, Key};
+use crate::respond::headers::CacheStatus;
+use crate::telemetry::metrics::{CacheResult, StandIn};
+use crate::upstream::registry::Lane;
+use crate::wire::hop_by_hop;
+
+/// What the cache knows about a call that goes on to the upstream.
+pub struct Recall {
+    store: Arc<Store>,
+    key: Key,
+    /// Kept, but not to be given unasked.
+    entry: Option<Arc<Entry>>,
+    /// Why the upstream is asked.
+    why: Why,
+    validators: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// What came of looking.
+pub enum Recalled {
+    /// The cache has no part in the call.
+    Nothing,
+    /// An answer. With a recall it is stale, and to be renewed meanwhile.
+    Answer(Whole, Option<Box<Recall>>),
+    /// The upstream has to be asked.
+    Ask(Box<Recall>),
+}
+
+/// Looks for a kept answer to the call.
+///
+/// # Errors
+/// [`Error::NotCached`] when there is none and the caller wants no other.
+pub fn look(lane: &Lane, call: &Call) -> Result<Recalled, Error> {
+    let (Some(rules), Some(store)) = (&lane.stages().cache, lane.cache()) else {
+        return Ok(Recalled::Nothing);
+    };
+    if call.upgrade.is_some() {
+        return Ok(Recalled::Nothing);
+    }
+    let (asked, now) = (asked(lane, call), Instant::now());
+    let mut recall = Recall {
+        key: Key::of(asked.place, &Method::GET, &call.headers, &rules.vary, None),
+        store: store.clone(),
+        entry: None,
+        why: passes_by(asked, call).unwrap_or(Why::UriMiss),
+        validators: Vec::new(),
+    };
+    if recall.why == Why::UriMiss {
+        match store.find(&recall.key, &call.headers) {
+            Ok(entry) => match entry.judge(asked, rules, now) {
+                Verdict::Fresh => {
+                    lane.metrics().cache(CacheResult::Hit);
+                    return Ok(Recalled::Answer(given(&entry, asked, rules, now), None));
+                }
+                Verdict::StaleUsable => {
+                    lane.metrics().cache(CacheResult::Stale);
+                    let answer = given(&entry, asked, rules, now);
+                    recall.validate(entry, Why::Stale);
+                    return Ok(Recalled::Answer(answer, Some(Box::new(recall))));
+                }
+                Verdict::Validate(why) => recall.validate(entry, why),
+                Verdict::Miss(why) => recall.why = why,
+            },
+            Err(why) => recall.why = why,
+        }
+    }
+    if cache::is_only_if_cached(&call.headers) {
+        return Err(Error::NotCached);
+    }
+    Ok(Recalled::Ask(Box::new(recall)))
+}
+
+/// Why the cache has no part in the call, if so.
+fn passes_by(asked: Asked<'_>, call: &Call) -> Option<Why> {
+    asked.passes_by().or((!matches!(call.body, CallBody::Empty)).then_some(Why::Bypass))
+}
+
+fn asked<'a>(lane: &'a Lane, call: &'a Call) -> Asked<'a> {
+    Asked { method: &call.method, place: place(lane, call), headers: &call.headers }
+}
+
+/// The answer that an entry gives.
+fn given(entry: &Entry, asked: Asked<'_>, rules: &config::Cache, now: Instant) -> Whole {
+    let cache = Some(CacheStatus::Hit { ttl: entry.ttl(rules, now) });
+    Whole {
+        response: entry.answer(asked, now),
+        is_acceptable: true,
+        elapsed: None,
+        hedge: None,
+        note: Note { cache, stand_in: None },
+    }
+}
+
+impl Recall {
+    fn validate(&mut self, entry: Arc<Entry>, why: Why) {
+        self.validators = entry.validators().collect();
+        self.entry = Some(entry);
+        self.why = why;
+    }
+
+    /// What asks the upstream whether the kept answer still holds.
+    pub fn validators(&self) -> &[(HeaderName, HeaderValue)] {
+        &self.validators
+    }
+
+    /// Whether something is kept that might stand in for a failure.
+    pub fn has_entry(&self) -> bool {
+        self.entry.is_some()
+    }
+
+    /// The kept answer instead of a failure, as far as its staleness is within `allowance` or what the policy and
+    /// the origin allow.
+    pub fn stand_in(&self, errand: &Errand, allowance: Duration) -> Option<Whole> {
+        let (rules, now) = (errand.lane.stages().cache.as_ref()?, Instant::now());
+        let entry = self.entry.as_ref()?;
+        let allowance = allowance.max(rules.stale_if_error);
+        if !entry.may_stand_in(allowance, &errand.call.headers, rules, now) {
+            return None;
+        }
+        let mut answer = given(entry, asked(&errand.lane, &errand.call), rules, now);
+        answer.note.stand_in = Some(StandIn::Stale);
+        Some(answer)
+    }
+
+    /// The key under which a renewal is told from others.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    fn note(&self, status: Option<StatusCode>, stored: bool) -> Option<CacheStatus> {
+        Some(CacheStatus::Forwarded { why: self.why.as_str(), status, stored, collapsed: false })
+    }
+}
+
+/// What came of looking at an answer.
+pub enum Learned {
+    /// This is the answer.
+    Found(Result<Found, Error>),
+    /// The upstream says that something has not changed which is not what is kept: it has to be asked
+    /// without conditions.
+    Mistaken,
+}
+
+/// Looks at what the upstream has answered: confirms what is kept, keeps what may be kept, and forgets
+/// what a request has changed.
+pub fn learn(errand: &Errand, tried: Result<Found, Error>, was_validated: bool) -> Learned {
+    let Some(recall) = &errand.recall else { return Learned::Found(tried) };
+    let live = match tried {
+        Ok(Found::Live(live)) => live,
+        other => return Learned::Found(other),
+    };
+    let is_confirmed = was_validated && live.head.response.status() == StatusCode::NOT_MODIFIED;
+    match &recall.entry {
+        Some(entry) if is_confirmed && !recall.validators.is_empty() => confirm(errand, recall, entry, live),
+        _ => Learned::Found(Ok(Found::Live(keep(errand, recall, live)))),
+    }
+}
+
+/// Renews an entry by a 304 (RFC 9111 section 4.3.4), and answers from it.
+fn confirm(errand: &Errand, recall: &Recall, entry: &Entry, live: Live) -> Learned {
+    let (lane, times) = (&errand.lane, times(&live));
+    let asked = asked(lane, &errand.call);
+    let Opened { response, mut tail, hedge, elapsed, .. } = live.open(errand.deadline.as_ref());
+    if tail.is_end_stream() {
+        tail.complete();
+    }
+    let (head, ()) = response.into_parts();
+    let (Some(renewed), Some(rules)) = (entry.refreshed(asked, &head, times), &lane.stages().cache) else {
+        return Learned::Mistaken;
+    };
+    lane.metrics().cache(CacheResult::Revalidated);
+    let mut answer = given(&renewed, asked, rules, Instant::now());
+    answer.note.cache = recall.note(Some(head.status), true);
+    recall.store.put(recall.key, renewed);
+    Learned::Found(Ok(Found::whole(Whole { elapsed: Some(elapsed), hedge, ..answer })))
+}
+
+/// Has an answer kept on its way, if it may be.
+fn keep(errand: &Errand, recall: &Recall, mut live: Live) -> Live {
+    let (lane, call) = (&errand.lane, &errand.call);
+    let response = &mut live.head.response;
+    hop_by_hop::strip(response.headers_mut());
+    let asked = asked(lane, call);
+    for resource in cache::touched(asked, response.status(), response.headers()) {
+        recall.store.forget(&resource, Instant::now());
+    }
+    lane.metrics().cache(match recall.why {
+        Why::Bypass | Why::Method => CacheResult::Bypass,
+        _ => CacheResult::Miss,
+    });
+    // A failure that says it is fresh must not take the place of what could stand in for it.
+    let is_of_use = live.head.is_acceptable() && passes_by(asked, call).is_none();
+    let rules = lane.stages().cache.as_ref().filter(|_| is_of_use);
+    let candidate = rules.and_then(|rules| {
+        let (status, headers) = (live.head.response.status(), live.head.response.headers());
+        Candidate::of(asked, status, headers, rules, identity::is_shown(&call.headers), times(&live))
+    });
+    live.note.cache = recall.note(None, candidate.is_some());
+    live.recorder = candidate.map(|candidate| Recorder::new(recall.store.clone(), recall.key, candidate));
+    live
+}
+
+fn times(live: &Live) -> Times {
+    Times { sent: live.head.judge.started(), received: live.at(), wall: SystemTime::now() }
+}
+
+/// The same call once more, to renew a stale answer that has been given: nobody waits for it, so its deadline
+/// is the policy's own, and what the client had of the answer plays no part.
+pub fn renewal(errand: Errand) -> Errand {
+    let Errand { proxy, lane, mut call, recall, .. } = errand;
+    call.progress = Arc::new(Progress::default());
+    call.interim = None;
+    call.method = Method::GET;
+    for name in [header::RANGE, header::IF_RANGE, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE] {
+        call.headers.remove(name);
+    }
+    let policy = lane.stages().deadline.as_ref();
+    let deadline = Deadline::of(policy, &http::HeaderMap::new(), Arrival::now()).ok().flatten();
+    Errand { proxy, lane, call, deadline, recall }
+}
