@@ -10,6 +10,7 @@
 mod build;
 mod de;
 mod effective;
+pub mod egress;
 mod explain;
 mod files;
 mod hosts;
