@@ -7,7 +7,7 @@
 //!
 //! `deserialize_newtype_struct` under the name [`SWITCH`] looks for `off` first: this is how a stage
 //! can be either `off` or a mapping without serde's untagged enums, which buffer values and lose their
-//! places and any message worth reading.
+//! places and any message worth reading. Under [`TOGGLE`] it looks for `true` as well.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::notation::{Found, SWITCH};
+use super::notation::{Found, SWITCH, TOGGLE};
 use super::problem::{Path, Place, Problem};
 use super::raw;
 use super::tree::{Entry, Node, Value};
@@ -210,10 +210,15 @@ impl<'a> Reader<'a> {
     }
 
     fn is_off(&self) -> bool {
+        self.flag() == Some(false)
+    }
+
+    fn flag(&self) -> Option<bool> {
         match &self.node.value {
-            Value::Bool(value) => !value,
-            Value::Text(text) => text == "off",
-            _ => false,
+            Value::Bool(value) => Some(*value),
+            Value::Text(text) if text == "on" => Some(true),
+            Value::Text(text) if text == "off" => Some(false),
+            _ => None,
         }
     }
 }
@@ -261,11 +266,9 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        match &self.node.value {
-            Value::Bool(value) => visitor.visit_bool(*value),
-            Value::Text(text) if text == "on" => visitor.visit_bool(true),
-            Value::Text(text) if text == "off" => visitor.visit_bool(false),
-            _ => Err(ReadError::expected("`true` or `false`", self.node)),
+        match self.flag() {
+            Some(value) => visitor.visit_bool(value),
+            None => Err(ReadError::expected("`true` or `false`", self.node)),
         }
     }
 
@@ -289,16 +292,25 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        if name == SWITCH && self.is_off() {
-            visitor.visit_unit()
-        } else {
-            visitor.visit_newtype_struct(self)
+        match (name, &self.node.value) {
+            (SWITCH, _) if self.is_off() => visitor.visit_unit(),
+            // Said here, since what is in it expects a mapping and knows of nothing else.
+            (TOGGLE, Value::Bool(_) | Value::Number(_) | Value::Text(_) | Value::List(_)) => {
+                match self.flag() {
+                    Some(is_on) => visitor.visit_bool(is_on),
+                    None => Err(ReadError::expected(Expecting(&visitor), self.node)),
+                }
+            }
+            _ => visitor.visit_newtype_struct(self),
         }
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match &self.node.value {
             Value::List(items) => visitor.visit_seq(Items { reader: self, rest: items.iter().enumerate() }),
+            _ if matches!(self.trail, Trail::Key(_, "routes" | "fallback")) => {
+                Err(ReadError::expected("a list of mappings", self.node))
+            }
             Value::Text(text) | Value::Number(text) => Err(serde::de::Error::custom(format_args!(
                 "expected a list; found {} (did you mean `[{text}]`?)",
                 Kind(self.node)

@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::secret::MASK;
 use super::{
-    AccessLog, Breaker, Config, Covers, Deadline, Egress, EgressRule, Endpoint, Hedge, HedgeAfter,
-    HostPattern, Limits, Origin, OwnState, Rewrite, Route, Stages, StatusSet, Tls, UpstreamPolicy,
-    UpstreamTls,
+    AccessLog, Breaker, Cache, Coalesce, Config, Covers, Deadline, Degraded, DirectRule, Egress, EgressRule,
+    Endpoint, FallbackStep, Hedge, HedgeAfter, HostPattern, Limits, Origin, OwnState, RateLimit, Retry,
+    Rewrite, Route, Stages, StatusSet, Tls, UpstreamPolicy, UpstreamTls,
 };
 use crate::units::{ByteSize, Span};
 
@@ -19,7 +19,7 @@ use crate::units::{ByteSize, Span};
 const CERTIFICATES: &str = "[certificates]";
 
 impl Config {
-    /// The policy in force as JSON, which is YAML too. Values of `rewrite.headers.set` and keys are masked,
+    /// The policy in force as JSON, which is YAML too. Values of fields that are set and keys are masked,
     /// and of certificate files it only says that they are there.
     pub fn effective(&self) -> Value {
         let named = |policy: &std::sync::Arc<UpstreamPolicy>| (policy.name.to_string(), upstream(policy));
@@ -33,6 +33,7 @@ impl Config {
             },
             "limits": limits(&self.limits),
             "dns": { "servers": texts(&self.dns.servers), "timeout": text(Span(self.dns.timeout)) },
+            "direct": texts(&self.direct),
             "egress": egress(&self.egress),
             "tls": tls(&self.tls),
             "drain": { "quiet": text(Span(self.drain.quiet)), "max": text(Span(self.drain.max)) },
@@ -126,11 +127,11 @@ pub(super) fn upstream_tls(tls: &UpstreamTls) -> Value {
     ])
 }
 
-fn rewrite(rewrite: &Rewrite) -> Value {
-    let set = rewrite.set.iter().map(|(name, _)| (name.to_string(), json!(MASK)));
+/// What is changed, with values masked.
+pub(super) fn rewrite(rewrite: &Rewrite) -> Value {
     object([
         ("path", rewrite.path.as_ref().map(|(from, to)| json!({ "from": from.as_str(), "to": to }))),
-        ("headers", Some(json!({ "set": set.collect::<Map<_, _>>(), "remove": texts(&rewrite.remove) }))),
+        ("headers", Some(json!({ "set": masked(&rewrite.set), "remove": texts(&rewrite.remove) }))),
     ])
 }
 
@@ -167,6 +168,15 @@ fn stages(stages: &Stages, own: OwnState) -> Value {
             "breaker",
             Some(or_off(stages.breaker.as_ref().map(breaker))).filter(|value| own.breaker || value == "off"),
         ),
+        ("retry", Some(or_off(stages.retry.as_ref().map(retry)))),
+        (
+            "rate_limit",
+            Some(or_off(stages.rate_limit.as_ref().map(rate_limit)))
+                .filter(|value| own.rate_limit || value == "off"),
+        ),
+        ("coalesce", Some(or_off(stages.coalesce.as_ref().map(coalesce)))),
+        ("cache", Some(or_off(stages.cache.as_ref().map(cache)))),
+        ("fallback", Some(stages.fallback.iter().map(fallback_step).collect())),
     ])
 }
 
@@ -222,6 +232,57 @@ fn breaker(breaker: &Breaker) -> Value {
     })
 }
 
+fn retry(retry: &Retry) -> Value {
+    json!({
+        "max_attempts": retry.max_attempts,
+        "backoff": text(Span(retry.backoff)),
+        "max_backoff": text(Span(retry.max_backoff)),
+        "methods": texts(&retry.methods),
+    })
+}
+
+fn rate_limit(limit: &RateLimit) -> Value {
+    json!({ "rate": text(limit.rate), "burst": limit.burst, "max_pause": text(Span(limit.max_pause)) })
+}
+
+fn coalesce(coalesce: &Coalesce) -> Value {
+    json!({ "max_body": text(ByteSize(coalesce.max_body)), "vary": texts(&coalesce.vary) })
+}
+
+fn cache(cache: &Cache) -> Value {
+    let max_bytes = usize::try_from(cache.max_bytes).unwrap_or(usize::MAX);
+    object([
+        ("ttl", cache.ttl.map(|ttl| text(Span(ttl)))),
+        ("stale_if_error", Some(text(Span(cache.stale_if_error)))),
+        ("stale_while_revalidate", Some(text(Span(cache.stale_while_revalidate)))),
+        ("max_bytes", Some(text(ByteSize(max_bytes)))),
+        ("max_body", Some(text(ByteSize(cache.max_body)))),
+        ("vary", Some(texts(&cache.vary))),
+    ])
+}
+
+fn fallback_step(step: &FallbackStep) -> Value {
+    match step {
+        FallbackStep::Upstream(name) => json!({ "upstream": &**name }),
+        FallbackStep::Stale(age) => json!({ "stale": text(Span(*age)) }),
+        FallbackStep::Degraded(answer) => json!({ "degraded": degraded(answer) }),
+    }
+}
+
+fn degraded(degraded: &Degraded) -> Value {
+    let headers = masked(&degraded.headers);
+    object([
+        ("status", Some(json!(degraded.status.as_u16()))),
+        ("headers", Some(headers).filter(|headers| headers.as_object().is_some_and(|set| !set.is_empty()))),
+        ("body", degraded.body.as_ref().map(text)),
+    ])
+}
+
+/// Names without values.
+fn masked(fields: &[(http::HeaderName, http::HeaderValue)]) -> Value {
+    fields.iter().map(|(name, _)| (name.to_string(), json!(MASK))).collect::<Map<_, _>>().into()
+}
+
 fn statuses(set: &StatusSet) -> Value {
     set.iter().collect::<Vec<_>>().into()
 }
@@ -262,6 +323,16 @@ impl Display for HostPattern {
 impl Display for EgressRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            Self::Host(host) => host.fmt(f),
+            Self::Range(range) => range.fmt(f),
+        }
+    }
+}
+
+impl Display for DirectRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Loopback => f.write_str("loopback"),
             Self::Host(host) => host.fmt(f),
             Self::Range(range) => range.fmt(f),
         }

@@ -1,13 +1,15 @@
 //! Which policy a request would get, and which line of the file each value comes from.
 
 use std::fmt::{self, Display};
+use std::sync::Arc;
 
 use http::{Method, Uri};
 use serde_json::Value;
 
-use super::effective::{origin, upstream_tls};
+use super::effective::{origin, rewrite, upstream_tls};
+use super::notation::OPT_IN;
 use super::problem::{Path, Place};
-use super::{Loaded, UpstreamPolicy};
+use super::{Loaded, Stages, UpstreamPolicy, tree};
 use crate::wire::authority::Authority;
 
 /// The answer to `hedgerow explain FILE URL`.
@@ -15,9 +17,9 @@ use crate::wire::authority::Authority;
 pub struct Explanation {
     /// The request's upstream key, `host:port`.
     pub authority: Authority,
-    /// The policy's name; `default` when no upstream names the host.
+    /// The policy's name; `default` when no upstream names the host, `direct` when that list does.
     pub upstream: String,
-    /// The pattern that matched, and its line.
+    /// The pattern that matched, of the upstream's hosts or of `direct`, and its line.
     pub host: Option<(String, usize)>,
     /// The route that matched: its name, or its place in the list from 0; and its line.
     pub route: Option<(String, usize)>,
@@ -58,6 +60,9 @@ impl Loaded {
     pub fn explain(&self, url: &str, method: &Method) -> Result<Explanation, String> {
         let (authority, path) = target(url)?;
         let policy = self.config.policy_for(&authority);
+        if Arc::ptr_eq(policy, &self.config.untouched) {
+            return Ok(self.explain_direct(policy, authority));
+        }
         let section = self.section_of(policy);
         let route = policy.route_for(method, &path);
         let mut sections = vec![section.clone(), Path::of(["defaults"])];
@@ -66,10 +71,7 @@ impl Loaded {
         }
         let stages = route.map_or(&policy.stages, |(_, route)| &route.stages);
         let mut values = self.of_upstream(policy, &section);
-        flatten("", &stages.effective(), &mut |key, value| {
-            let source = self.source(&sections, key);
-            values.push(Explained { key: key.to_owned(), value, source });
-        });
+        self.explain_stages(stages, &sections, &policy.name, &mut values);
         Ok(Explanation {
             host: self.host_of(policy, &authority, &section),
             upstream: policy.name.to_string(),
@@ -80,6 +82,75 @@ impl Loaded {
             authority,
             values,
         })
+    }
+
+    /// What passes untouched: the stages are off by the entry that says so.
+    fn explain_direct(&self, policy: &UpstreamPolicy, authority: Authority) -> Explanation {
+        let mut rules = self.config.direct.iter().enumerate();
+        let rule = rules.find(|(_, rule)| rule.matches(&authority)).map(|(index, rule)| {
+            let line = self.line(&Path::of(["direct"]).index(index));
+            (rule.to_string(), line)
+        });
+        let line = rule.as_ref().map_or(1, |(_, line)| *line);
+        let mut values = Vec::new();
+        flatten(&Path::root(), &policy.stages.effective(), &mut |key, value| {
+            let is_off = matches!(value.as_str(), "off" | "[]");
+            let source = match self.source(&[Path::of(["defaults"])], key) {
+                _ if is_off => Source::File { section: "direct".into(), line },
+                source => source,
+            };
+            values.push(Explained { key: key.to_string(), value, source });
+        });
+        Explanation { authority, upstream: policy.name.to_string(), host: rule, route: None, values }
+    }
+
+    fn explain_stages(
+        &self,
+        stages: &Stages,
+        sections: &[Path],
+        upstream: &str,
+        values: &mut Vec<Explained>,
+    ) {
+        let Value::Object(keys) = stages.effective() else { return };
+        for (name, value) in keys {
+            let key = Path::of([name.as_str()]);
+            let mut explain = |key: &Path, value: String, source: Source| {
+                values.push(Explained { key: key.to_string(), value, source });
+            };
+            // Off where nobody writes it, so that it matters which line turned it on.
+            if OPT_IN.contains(&name.as_str()) && value.is_object() {
+                explain(&key, "on".into(), self.source(sections, &key));
+            }
+            if name == "fallback" && !stages.fallback.is_empty() {
+                self.explain_fallback(&value, sections, upstream, &mut explain);
+                continue;
+            }
+            flatten(&key, &value, &mut |key, value| explain(key, value, self.source(sections, key)));
+        }
+    }
+
+    /// The list of the narrowest section that has one, of which an upstream has left out itself.
+    fn explain_fallback(
+        &self,
+        steps: &Value,
+        sections: &[Path],
+        upstream: &str,
+        explain: &mut impl FnMut(&Path, String, Source),
+    ) {
+        let list = Path::of(["fallback"]);
+        let is_set = |section: &&Path| self.tree.exact_place(&section.join(&list)).is_some();
+        let Some(section) = sections.iter().find(is_set) else { return };
+        let is_itself = |index: usize| {
+            let to = section.join(&list).index(index).key("upstream");
+            matches!(self.tree.get(&to), Some(tree::Value::Text(to) | tree::Value::Number(to)) if to == upstream)
+        };
+        let written = (0..).filter(|index| !is_itself(*index));
+        for (step, index) in steps.as_array().into_iter().flatten().zip(written) {
+            let at = list.index(index);
+            flatten(&at, step, &mut |key, value| {
+                explain(key, value, self.source(std::slice::from_ref(section), key));
+            });
+        }
     }
 
     fn section_of(&self, policy: &UpstreamPolicy) -> Path {
@@ -103,26 +174,26 @@ impl Loaded {
         let own = std::slice::from_ref(section);
         let inherited = [section.clone(), Path::of(["defaults"])];
         let mut values = Vec::new();
-        let mut explain = |sections: &[Path], key: &str, value: String| {
+        let mut explain = |sections: &[Path], key: &Path, value: String| {
             let source = self.source(sections, key);
-            values.push(Explained { key: key.to_owned(), value, source });
+            values.push(Explained { key: key.to_string(), value, source });
         };
         if let Some(endpoint) = &policy.endpoint {
-            explain(own, "endpoint", endpoint.to_string());
+            explain(own, &Path::of(["endpoint"]), endpoint.to_string());
         }
-        explain(own, "origin", origin(policy.origin).to_owned());
-        explain(&inherited, "intercept", policy.intercept.to_string());
-        flatten("tls", &upstream_tls(&policy.tls), &mut |key, value| explain(own, key, value));
-        if let Some((from, _)) = policy.rewrite.as_ref().and_then(|rewrite| rewrite.path.as_ref()) {
-            explain(own, "rewrite.path", from.to_string());
+        explain(own, &Path::of(["origin"]), origin(policy.origin).to_owned());
+        explain(&inherited, &Path::of(["intercept"]), policy.intercept.to_string());
+        let tls = upstream_tls(&policy.tls);
+        flatten(&Path::of(["tls"]), &tls, &mut |key, value| explain(own, key, value));
+        if let Some(changes) = policy.rewrite.as_ref().map(rewrite) {
+            flatten(&Path::of(["rewrite"]), &changes, &mut |key, value| explain(own, key, value));
         }
         values
     }
 
-    fn source(&self, sections: &[Path], key: &str) -> Source {
+    fn source(&self, sections: &[Path], key: &Path) -> Source {
         let found = sections.iter().find_map(|section| {
-            let path = key.split('.').fold(section.clone(), |path, key| path.key(key));
-            let Place { line, .. } = self.tree.exact_place(&path)?;
+            let Place { line, .. } = self.tree.exact_place(&section.join(key))?;
             Some(Source::File { section: section.to_string(), line })
         });
         found.unwrap_or(Source::BuiltIn)
@@ -145,25 +216,40 @@ fn target(url: &str) -> Result<(Authority, String), String> {
     Ok((Authority::parse(authority, Some(default_port))?, uri.path().to_owned()))
 }
 
-/// Every value of an object with its dotted key; lists are values.
-fn flatten(prefix: &str, value: &Value, visit: &mut impl FnMut(&str, String)) {
+/// Every value of an object with its key below `at`; lists are values, unless they are of objects.
+fn flatten(at: &Path, value: &Value, visit: &mut impl FnMut(&Path, String)) {
     match value {
         Value::Object(keys) => {
             for (key, value) in keys {
-                let dotted = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                flatten(&dotted, value, visit);
+                flatten(&at.key(key), value, visit);
             }
         }
-        Value::String(text) => visit(prefix, text.clone()),
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            for (index, item) in items.iter().enumerate() {
+                flatten(&at.index(index), item, visit);
+            }
+        }
+        Value::String(text) => visit(at, text.clone()),
         Value::Array(items) => {
             let items: Vec<String> = items
                 .iter()
                 .map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned))
                 .collect();
-            visit(prefix, format!("[{}]", items.join(", ")));
+            visit(at, format!("[{}]", items.join(", ")));
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) => visit(prefix, value.to_string()),
+        Value::Null | Value::Bool(_) | Value::Number(_) => visit(at, value.to_string()),
     }
+}
+
+/// A value on one line of a table: the body of a degraded answer may be a page.
+fn in_a_row(value: &str) -> String {
+    const MOST: usize = 60;
+    let mut chars = value.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut row: String = chars.by_ref().take(MOST).collect();
+    if chars.next().is_some() {
+        row.push('…');
+    }
+    row
 }
 
 impl Display for Source {
@@ -189,9 +275,10 @@ impl Display for Explanation {
             None => writeln!(f, "{:<10} none", "route")?,
         }
         writeln!(f)?;
-        let width = |of: fn(&Explained) -> &str| self.values.iter().map(|v| of(v).len()).max().unwrap_or(0);
-        let (keys, values) = (width(|v| &v.key), width(|v| &v.value));
-        for Explained { key, value, source } in &self.values {
+        let rows: Vec<_> = self.values.iter().map(|v| (&v.key, in_a_row(&v.value), &v.source)).collect();
+        let keys = rows.iter().map(|(key, _, _)| key.chars().count()).max().unwrap_or(0);
+        let values = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
+        for (key, value, source) in rows {
             writeln!(f, "{key:<keys$}  {value:<values$}  {source}")?;
         }
         Ok(())

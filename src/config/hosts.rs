@@ -1,4 +1,4 @@
-//! The policy's notations for places: hosts, endpoints, egress rules and path globs.
+//! The policy's notations for places: hosts, endpoints, rules on destinations and path globs.
 //!
 //! A host is brought into the same normal form as a request's, by the same function, so that both meet.
 //! Only here may it be written in Unicode: a person writes the policy, and what a client sends is taken
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use regex::Regex;
 
-use super::{EgressRule, Endpoint, HostPattern, PathPattern};
+use super::{DirectRule, EgressRule, Endpoint, HostPattern, PathPattern};
 use crate::wire::authority::{Authority, normal_host};
 
 /// Longest path glob; longer ones are a mistake, and the compiled form grows with it.
@@ -69,6 +69,21 @@ pub(super) fn egress_rule(text: &str) -> Result<EgressRule, String> {
         Ok(ip) => Ok(EgressRule::Range(ip.into())),
         Err(_) => host_pattern(text).map(EgressRule::Host),
     }
+}
+
+/// `loopback`, a name, `*.suffix`, address or range (CIDR).
+pub(super) fn direct_rule(text: &str) -> Result<DirectRule, String> {
+    if text == "loopback" {
+        return Ok(DirectRule::Loopback);
+    }
+    // As NO_PROXY is often written.
+    if text.starts_with('.') {
+        return Err(format!("expected a name or `*.suffix` (did you mean `*{text}`?)"));
+    }
+    Ok(match egress_rule(text)? {
+        EgressRule::Host(host) => DirectRule::Host(host),
+        EgressRule::Range(range) => DirectRule::Range(range),
+    })
 }
 
 /// A range of addresses (CIDR), or one address.

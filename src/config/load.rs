@@ -7,7 +7,7 @@ use super::files::{self, Sources, read_bounded};
 use super::problem::{Path, Place, Problem, Problems, Severity};
 use super::report::Report;
 use super::tree::{self, Node, Value};
-use super::{Config, build, de, raw, unsupported};
+use super::{Config, build, de, raw, sections, unsupported};
 
 /// A policy with what is worth telling about it.
 pub struct Loaded {
@@ -96,11 +96,13 @@ pub(super) fn load_text(name: &str, text: &str, sources: &Sources) -> Result<Loa
         refuse_stray_substitutions(&mut tree, &mut problems);
     }
     unsupported::refuse(&mut tree, &mut problems);
+    let mut doubts = sections::doubts_of_empty_stages(&mut tree);
     let policy: raw::Policy = de::from_tree(&mut tree, &mut problems);
     let report = Report::new(&tree);
     let mut config = build::build(&policy, &report, sources);
     config.hash = sources.hash(text.as_bytes());
     problems.append(&mut report.into_problems());
+    problems.append(&mut doubts);
     if problems.iter().any(|problem| problem.severity == Severity::Error) {
         return Err(Problems::new(name, text, problems));
     }
@@ -122,7 +124,7 @@ fn refuse_stray_substitutions(tree: &mut Node, problems: &mut Vec<Problem>) {
     });
     for (path, place) in stray {
         tree.cut(&path);
-        let message = "`${…}` is only replaced in the values of rewrite.headers.set";
+        let message = "`${…}` is only replaced in the values of rewrite.headers.set and degraded.headers";
         problems.push(Problem::error(place, path, message));
     }
 }

@@ -12,6 +12,7 @@ mod de;
 mod effective;
 pub mod egress;
 mod explain;
+mod fields;
 mod files;
 mod hosts;
 mod load;
@@ -21,6 +22,7 @@ mod raw;
 mod report;
 mod schema;
 mod secret;
+mod sections;
 mod stages;
 #[cfg(test)]
 mod tests;
@@ -352,6 +354,17 @@ impl UpstreamPolicy {
     pub fn cache_sizes(&self) -> impl Iterator<Item = u64> + '_ {
         let stages = std::iter::once(&self.stages).chain(self.routes.iter().map(|route| &route.stages));
         stages.filter_map(|stages| Some(stages.cache.as_ref()?.max_bytes))
+    }
+
+    /// Where a call goes that is sent here by the upstream's name and not by a host: to its endpoint, or to
+    /// its first host that is no pattern.
+    pub fn place(&self) -> Option<Authority> {
+        if let Some(endpoint) = &self.endpoint {
+            return Some(endpoint.authority.clone());
+        }
+        let host = self.hosts.iter().find(|host| !host.is_suffix)?;
+        let port = host.port.unwrap_or(if self.origin == Origin::Https { 443 } else { 80 });
+        Authority::parse(&host.name, Some(port)).ok()
     }
 
     /// The first route that matches, with its index.

@@ -213,6 +213,56 @@ impl<T: JsonSchema> JsonSchema for Switch<T> {
     }
 }
 
+/// A stage that is off until a section writes it: its keys, `true` for the defaults of all of them, or
+/// `off`.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Toggle<T>(pub(super) Switch<T>);
+
+/// The stages that are off where no section writes them.
+pub(super) const OPT_IN: [&str; 4] = ["retry", "rate_limit", "coalesce", "cache"];
+
+/// The name under which a [`Toggle`] asks [`de`](super::de) to look for `true` and `off` first.
+pub(super) const TOGGLE: &str = "@toggle";
+
+impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Toggle<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_newtype_struct(TOGGLE, ToggleVisitor(PhantomData))
+    }
+}
+
+struct ToggleVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de> + Default> Visitor<'de> for ToggleVisitor<T> {
+    type Value = Toggle<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("`true`, `off` or a mapping")
+    }
+
+    fn visit_bool<E>(self, is_on: bool) -> Result<Toggle<T>, E> {
+        Ok(Toggle(if is_on { Switch::On(T::default()) } else { Switch::Off }))
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Toggle<T>, D::Error> {
+        T::deserialize(deserializer).map(|keys| Toggle(Switch::On(keys)))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Toggle<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("{}OrFlag", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let inner = generator.subschema_for::<T>();
+        json_schema!({ "anyOf": [inner, { "enum": [true, "on", false, "off"] }] })
+    }
+}
+
 /// A yes or no: `true` or `on`, `false` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flag(pub(super) bool);

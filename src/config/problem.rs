@@ -87,9 +87,26 @@ impl Path {
             || is_key(self.0.last(), &["ca_key", "client_key"])
     }
 
-    /// `upstreams.NAME.rewrite.headers.set.FIELD`: the one place where `${env:…}` is replaced.
+    /// `upstreams.NAME.rewrite.headers.set.FIELD`, and `degraded.headers.FIELD` of a fallback in any
+    /// section: the places where `${env:…}` is replaced.
     pub fn is_header_value(&self) -> bool {
-        self.is_in_upstream(&["rewrite", "headers", "set"])
+        self.is_in_upstream(&["rewrite", "headers", "set"]) || self.is_in_degraded_headers()
+    }
+
+    fn is_in_degraded_headers(&self) -> bool {
+        let is_key = |segment: &Segment, name: &str| matches!(segment, Segment::Key(key) if key == name);
+        let section = match self.0.as_slice() {
+            [top, below @ ..] if is_key(top, "defaults") => below,
+            [top, _, routes, _, below @ ..] if is_key(top, "upstreams") && is_key(routes, "routes") => below,
+            [top, _, below @ ..] if is_key(top, "upstreams") => below,
+            _ => return false,
+        };
+        match section {
+            [fallback, _, degraded, headers, _, ..] => {
+                is_key(fallback, "fallback") && is_key(degraded, "degraded") && is_key(headers, "headers")
+            }
+            _ => false,
+        }
     }
 
     /// `upstreams.NAME.rewrite.path`, where `${name}` is a group.

@@ -7,7 +7,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::notation::{After, Flag, MethodName, Named, Socket, Switch, Unit};
+use super::notation::{After, Flag, MethodName, Named, Socket, Switch, Toggle, Unit};
 use crate::units::{ByteSize, Percent, Rate, Span};
 
 /// A narrower section laid over a wider one.
@@ -65,15 +65,15 @@ macro_rules! section {
                 bulkhead: Switch<Bulkhead>,
                 /// When to stop calling a failing upstream.
                 breaker: Switch<Breaker>,
-                /// Another try after a failure. Not supported yet.
-                retry: Switch<Retry>,
-                /// How often the upstream may be called. Not supported yet.
+                /// Another try after a failure. Default: off.
+                retry: Toggle<Retry>,
+                /// How often the upstream may be called. Default: off.
                 rate_limit: Switch<RateLimit>,
-                /// One call for many equal ones. Not supported yet.
-                coalesce: Switch<Coalesce>,
-                /// Answers kept for later. Not supported yet.
-                cache: Switch<Cache>,
-                /// What to answer instead of a failure. Not supported yet.
+                /// One call for many equal ones that are under way at once. Default: off.
+                coalesce: Toggle<Coalesce>,
+                /// Answers kept for later. Default: off.
+                cache: Toggle<Cache>,
+                /// What to answer instead of a failure, in this order. Replaces a wider section's as a whole. Default: [].
                 fallback: Switch<Vec<FallbackStep>>,
             }
         }
@@ -125,10 +125,10 @@ stages! {
     extra_load: ExtraLoad,
     bulkhead: Switch<Bulkhead>,
     breaker: Switch<Breaker>,
-    retry: Switch<Retry>,
+    retry: Toggle<Retry>,
     rate_limit: Switch<RateLimit>,
-    coalesce: Switch<Coalesce>,
-    cache: Switch<Cache>,
+    coalesce: Toggle<Coalesce>,
+    cache: Toggle<Cache>,
     fallback: Switch<Vec<FallbackStep>>,
 }
 
@@ -143,8 +143,8 @@ keys! {
         limits: Limits,
         /// Name resolution.
         dns: Dns,
-        /// What passes with no policy at all. Not supported yet.
-        direct: Vec<String>,
+        /// What passes with no policy at all: names, *.suffixes, ranges (CIDR) and the word `loopback`. An upstream that names the host beats it. Default: [].
+        direct: Switch<Vec<String>>,
         /// Which destinations may be dialled.
         egress: Egress,
         /// Certificates.
@@ -511,13 +511,13 @@ keys! {
 }
 
 keys! {
-    /// Another try after a failure. Not supported yet.
+    /// Another try after a failure.
     Retry {
-        /// Tries in all. Default: 2.
+        /// Tries in all, the first included. Default: 2.
         max_attempts: u32,
-        /// The first wait between tries. Default: 100ms.
+        /// The most that the first wait between two tries can be; it doubles for each further one. Default: 100ms.
         backoff: Unit<Span>,
-        /// The longest wait between tries. Default: 2s.
+        /// The most that any wait between two tries can be. Default: 2s.
         max_backoff: Unit<Span>,
         /// Methods that may be repeated. Default: [GET, HEAD, OPTIONS].
         methods: Vec<MethodName>,
@@ -525,69 +525,69 @@ keys! {
 }
 
 keys! {
-    /// How often an upstream may be called. Not supported yet.
+    /// How often an upstream may be called.
     RateLimit {
-        /// Calls.
+        /// Calls; without it there is no limit to keep.
         rate: Unit<Rate>,
-        /// Calls at once after a pause.
+        /// Calls at once after a pause. Default: one second's worth of `rate`, at least 1.
         burst: u32,
         /// The longest pause that an upstream can ask for. Default: 60s.
         max_pause: Unit<Span>,
-        /// One bucket for all pods. Default: false.
+        /// One bucket for all pods. Not supported yet.
         shared: Flag,
     }
 }
 
 keys! {
-    /// One call for many equal ones. Not supported yet.
+    /// One call for many equal ones that are under way at once.
     Coalesce {
         /// Largest answer that is shared. Default: 1MiB.
         max_body: Unit<ByteSize>,
-        /// More request fields that tell calls apart. Default: [].
+        /// Request fields that tell calls apart, beside those that always do. Default: [].
         vary: Vec<String>,
     }
 }
 
 keys! {
-    /// Answers kept for later. Not supported yet.
+    /// Answers kept for later.
     Cache {
-        /// For origins that give no freshness.
+        /// How long an answer is fresh whose origin does not say. Default: not at all.
         ttl: Unit<Span>,
-        /// How long a stale answer may stand in for an error.
+        /// How long after its freshness an answer may stand in for a failure. Default: 0s.
         stale_if_error: Unit<Span>,
-        /// How long a stale answer may be given while a new one is fetched.
+        /// How long after its freshness an answer may be given while a new one is fetched. Default: 0s.
         stale_while_revalidate: Unit<Span>,
-        /// Memory of the cache. Default: 64MiB.
+        /// What all kept answers of an upstream may hold together. Default: 64MiB.
         max_bytes: Unit<ByteSize>,
         /// Largest answer that is kept. Default: 1MiB.
         max_body: Unit<ByteSize>,
-        /// More request fields that tell calls apart. Default: [].
+        /// Request fields that tell calls apart, beside those that always do. Default: [].
         vary: Vec<String>,
-        /// Keep answers in the shared state too. Default: false.
+        /// Keep answers in the shared state too. Not supported yet.
         shared: Flag,
     }
 }
 
 keys! {
-    /// What to answer instead of a failure: one of its keys. Not supported yet.
+    /// One thing to answer instead of a failure: one of its keys.
     FallbackStep {
-        /// A backup upstream.
+        /// A backup upstream. Its own `fallback` is not followed.
         upstream: String,
-        /// A stale answer of at most this age.
+        /// An answer from the cache whose freshness ended at most so long ago.
         stale: Unit<Span>,
-        /// A fixed answer.
+        /// A fixed answer; `{}` for the built-in one.
         degraded: Degraded,
     }
 }
 
 keys! {
-    /// A fixed answer. Not supported yet.
+    /// A fixed answer.
     Degraded {
-        /// Default: 503.
+        /// From 200 to 599. Default: 503.
         status: u16,
-        /// Fields of its head.
+        /// Fields of its head. A value may hold `${env:NAME}` and `${file:PATH}`.
         headers: Named<String>,
-        /// Its body. Default: a JSON object that says what happened.
+        /// Its body, in which `{error}`, `{upstream}` and `{retry_after_ms}` are filled in. Default: a JSON object that says what happened.
         body: String,
     }
 }

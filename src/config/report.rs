@@ -42,16 +42,24 @@ impl<'a> Report<'a> {
         self.add(Severity::Warning, path, message);
     }
 
+    /// Whether a further problem of this kind would be told. Looking for its place costs a walk through the
+    /// file, which ten thousand upstreams need not all do in vain.
+    pub(super) fn has_room(&self, severity: Severity) -> bool {
+        let found = self.found.borrow();
+        found.iter().filter(|problem| problem.severity == severity).count() < MOST_PROBLEMS
+    }
+
     /// The value, unless it is wrong; then that is noted.
     pub(super) fn check<T>(&self, path: &Path, result: Result<T, impl Display>) -> Option<T> {
         result.map_err(|message| self.error(path, message)).ok()
     }
 
     fn add(&self, severity: Severity, path: &Path, message: impl Display) {
-        let mut found = self.found.borrow_mut();
-        if found.len() >= MOST_PROBLEMS {
+        // Each kind by itself: a hundred warnings must not hide the error that makes the policy unusable.
+        if !self.has_room(severity) {
             return;
         }
+        let mut found = self.found.borrow_mut();
         let (place, path) = self.tree.locate(path);
         let problem = Problem { severity, place, path, message: message.to_string() };
         if !found.contains(&problem) {
@@ -65,6 +73,20 @@ impl<'a> Report<'a> {
             None | Some(Value::Null) => false,
             Some(Value::List(items)) => !items.is_empty(),
             Some(_) => true,
+        }
+    }
+
+    /// Whether the file has the key there, with nothing under it.
+    pub(super) fn is_null(&self, path: &Path) -> bool {
+        matches!(self.tree.get(path), Some(Value::Null))
+    }
+
+    /// Whether the mapping there has nothing in it, not even something wrong.
+    pub(super) fn has_no_keys(&self, path: &Path) -> bool {
+        match self.tree.get(path) {
+            Some(Value::Map(entries)) => entries.iter().all(|entry| matches!(entry.value.value, Value::Null)),
+            None | Some(Value::Null) => true,
+            Some(_) => false,
         }
     }
 

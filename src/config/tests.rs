@@ -50,6 +50,7 @@ fn every_default_is_as_documented() {
         "breaker": { "consecutive_failures": 5, "failure_rate": "off", "slow_rate": "off", "slow_after": "5s",
                      "window": "1m", "min_requests": 20, "open_for": "30s", "max_open_for": "5m",
                      "half_open_probes": 1, "failure_statuses": [500, 502, 503, 504], "fair_chance": "1s" },
+        "retry": "off", "rate_limit": "off", "coalesce": "off", "cache": "off", "fallback": [],
     });
     let mut defaults = json!({ "intercept": false });
     defaults.as_object_mut().unwrap().extend(stages.as_object().unwrap().clone());
@@ -59,6 +60,7 @@ fn every_default_is_as_documented() {
         "limits": { "connections": 10000, "head": "64KiB", "fields": 100, "target": "16KiB",
                     "header_timeout": "10s", "keep_alive": "2m", "streams": 100, "replay_total": "64MiB", "upstreams": 10000 },
         "dns": { "servers": [], "timeout": "2s" },
+        "direct": [],
         "egress": { "default": "allow", "deny_private": false, "allow": [], "deny": [] },
         "tls": {},
         "drain": { "quiet": "1s", "max": "25s" },
@@ -460,7 +462,7 @@ proptest! {
 
     #[test]
     fn any_change_to_the_example_gives_a_policy_or_problems_with_places(
-        line in 0usize..140,
+        line in 0usize..200,
         replacement in prop_oneof![
             Just("~".to_owned()), Just("off".to_owned()), Just("[]".to_owned()), Just("{}".to_owned()),
             Just("-1".to_owned()), Just("1e999".to_owned()), Just("${env:X}".to_owned()), Just("*".to_owned()),

@@ -1,9 +1,10 @@
 //! Keys that the policy file has but this version does not act on.
 //!
-//! They are refused rather than ignored: who writes `retry:` counts on retries. Off is what they are,
+//! They are refused rather than ignored: who writes `shared: true` counts on one state for all pods. Off is what they are,
 //! so `off` is taken. A stage that is built takes its line out of these lists and nothing else.
 
 use super::problem::{Path, Problem};
+use super::sections;
 use super::tree::{Node, Value};
 
 /// What a key may be set to all the same.
@@ -11,8 +12,6 @@ use super::tree::{Node, Value};
 enum But {
     /// `off` or `false`.
     Off,
-    /// `off`, `false` or `[]`.
-    OffOrEmpty,
     /// `100%`.
     All,
     /// Nothing.
@@ -20,7 +19,6 @@ enum But {
 }
 
 const TOP: &[(&[&str], But)] = &[
-    (&["direct"], But::OffOrEmpty),
     (&["shared_state"], But::Off),
     (&["limits", "fanout_body"], But::Nothing),
     (&["telemetry", "otlp"], But::Off),
@@ -30,11 +28,8 @@ const TOP: &[(&[&str], But)] = &[
 /// In the defaults, an upstream or a route.
 const SECTION: &[(&[&str], But)] = &[
     (&["breaker", "shared"], But::Off),
-    (&["retry"], But::Off),
-    (&["rate_limit"], But::Off),
-    (&["coalesce"], But::Off),
-    (&["cache"], But::Off),
-    (&["fallback"], But::OffOrEmpty),
+    (&["rate_limit", "shared"], But::Off),
+    (&["cache", "shared"], But::Off),
 ];
 
 /// The last keys of everything that is refused, for the test that the example shows all the others.
@@ -45,20 +40,8 @@ pub(super) fn keys() -> impl Iterator<Item = &'static str> {
 
 /// Reports the keys and cuts them from the tree.
 pub(super) fn refuse(tree: &mut Node, problems: &mut Vec<Problem>) {
-    let root = Path::root();
-    refuse_in(tree, &root, TOP, problems);
-    if let Some(defaults) = tree.child_mut("defaults") {
-        refuse_in(defaults, &root.key("defaults"), SECTION, problems);
-    }
-    let Some(upstreams) = tree.child_mut("upstreams") else { return };
-    for (path, upstream) in upstreams.children_mut(&root.key("upstreams")) {
-        refuse_in(upstream, &path, SECTION, problems);
-        if let Some(routes) = upstream.child_mut("routes") {
-            for (path, route) in routes.children_mut(&path.key("routes")) {
-                refuse_in(route, &path, SECTION, problems);
-            }
-        }
-    }
+    refuse_in(tree, &Path::root(), TOP, problems);
+    sections::for_each(tree, |path, section| refuse_in(section, path, SECTION, problems));
 }
 
 fn refuse_in(section: &mut Node, at: &Path, keys: &[(&[&str], But)], problems: &mut Vec<Problem>) {
@@ -67,7 +50,7 @@ fn refuse_in(section: &mut Node, at: &Path, keys: &[(&[&str], But)], problems: &
         let Some(value) = section.get(&path) else { continue };
         if !but.takes(value) {
             let what = match but {
-                But::Off | But::OffOrEmpty => "not supported yet; leave it out or write `off`",
+                But::Off => "not supported yet; leave it out or write `off`",
                 But::All | But::Nothing => "not supported yet; leave it out",
             };
             let (place, _) = section.locate(&path);
@@ -86,7 +69,6 @@ impl But {
         };
         match self {
             Self::Off => is_off,
-            Self::OffOrEmpty => is_off || matches!(value, Value::List(items) if items.is_empty()),
             Self::All => matches!(value, Value::Null) || matches!(value, Value::Text(text) if text == "100%"),
             Self::Nothing => matches!(value, Value::Null),
         }

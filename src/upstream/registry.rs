@@ -144,14 +144,7 @@ impl Registry {
         let policy = config.upstream(name)?;
         // `@` is in no authority, so this state is the name's own.
         let key = format!("@{name}");
-        let authority = match &policy.endpoint {
-            Some(endpoint) => endpoint.authority.clone(),
-            None => {
-                let host = policy.hosts.iter().find(|host| !host.is_suffix)?;
-                let port = host.port.unwrap_or(if policy.origin == Origin::Https { 443 } else { 80 });
-                Authority::parse(&host.name, Some(port)).ok()?
-            }
-        };
+        let authority = policy.place()?;
         let make = |registry: &Self| {
             let name = Some(policy.name.clone());
             Upstream::new(registry, config, authority.clone(), name, policy.clone())

@@ -3,6 +3,7 @@
 //! A value that is wrong is noted and replaced by its default, so that what depends on it can still be
 //! judged; whether the result may be used is for the caller to see from the problems.
 
+mod backups;
 mod certificates;
 mod rewrite;
 mod upstreams;
@@ -18,8 +19,8 @@ use super::raw;
 use super::report::Report;
 use super::stages::Inherited;
 use super::{
-    AccessLog, Config, Dns, Drain, Egress, Limits, Listen, Origin, Telemetry, UpstreamPolicy, UpstreamTls,
-    hosts,
+    AccessLog, Config, DirectRule, Dns, Drain, Egress, HostIndex, Limits, Listen, Origin, Telemetry,
+    UpstreamPolicy, UpstreamTls, hosts,
 };
 use crate::units::{ByteSize, Span};
 
@@ -36,10 +37,13 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
     let defaults = policy.defaults.clone().unwrap_or_default();
     let builder = Builder { report, sources, intercept: defaults.intercept.is_some_and(|flag| flag.0) };
     let inherited = Inherited::default().narrowed(&defaults.stages(), &root.key("defaults"));
-    let stages = inherited.resolve(report);
+    let stages = inherited.resolve(report, sources);
     let named = policy.upstreams.as_ref().map(|named| named.0.as_slice()).unwrap_or_default();
     let upstreams = builder.upstreams(named, &inherited, &stages);
-    builder.judge_hedge_targets(&upstreams, named, &defaults);
+    builder.judge_backups(&upstreams, named, &defaults);
+    let egress = builder.egress(policy.egress.as_ref());
+    builder.judge_reach(&egress, &upstreams);
+    let hosts = builder.host_index(named);
     let tls = policy.tls.clone().unwrap_or_default();
     builder.judge_interception(&tls, &defaults, named);
     Config {
@@ -48,12 +52,12 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
         listen: builder.listen(policy.listen.as_ref()),
         limits: builder.limits(policy.limits.as_ref()),
         dns: builder.dns(policy.dns.as_ref()),
-        direct: Vec::new(),
-        egress: builder.egress(policy.egress.as_ref()),
+        direct: builder.direct(policy.direct.as_ref().and_then(Switch::on), &hosts, named),
+        egress,
         tls: builder.tls(&tls, &root.key("tls")),
         drain: builder.drain(policy.drain.as_ref()),
         telemetry: telemetry(policy.telemetry.as_ref()),
-        hosts: builder.host_index(named),
+        hosts,
         untouched: Arc::new(UpstreamPolicy {
             name: DIRECT_NAME.into(),
             index: upstreams.len() + 1,
@@ -194,6 +198,29 @@ impl Builder<'_> {
             allow: self.list(keys.allow.as_deref(), &path.key("allow"), hosts::egress_rule),
             deny: self.list(keys.deny.as_deref(), &path.key("deny"), hosts::egress_rule),
         }
+    }
+
+    fn direct(
+        &self,
+        items: Option<&Vec<String>>,
+        index: &HostIndex,
+        named: &[(String, raw::Upstream)],
+    ) -> Vec<DirectRule> {
+        let path = Path::of(["direct"]);
+        let rules = self.list(items.map(Vec::as_slice), &path, hosts::direct_rule);
+        for (nth, text) in items.into_iter().flatten().enumerate() {
+            let Ok(DirectRule::Host(host)) = hosts::direct_rule(text) else { continue };
+            // A suffix may well have exceptions, which then are upstreams.
+            if host.is_suffix {
+                continue;
+            }
+            let found = |port| index.find(&host.name, host.port.unwrap_or(port));
+            if let (Some(upstream), Some(_)) = (found(80), found(443)) {
+                let message = format!("never counts: upstreams.{} names this host", named[upstream].0);
+                self.report.warning(&path.index(nth), message);
+            }
+        }
+        rules
     }
 
     fn drain(&self, keys: Option<&raw::Drain>) -> Drain {

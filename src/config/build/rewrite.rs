@@ -1,10 +1,8 @@
 //! How requests are changed on their way to an upstream.
 
-use http::{HeaderName, HeaderValue};
-
 use super::Builder;
 use crate::config::de::did_you_mean;
-use crate::config::notation::Named;
+use crate::config::fields::{field_name, fields};
 use crate::config::problem::Path;
 use crate::config::{Rewrite, raw};
 
@@ -14,8 +12,8 @@ impl Builder<'_> {
         let remove_path = path.key("headers").key("remove");
         Rewrite {
             path: keys.path.as_ref().and_then(|keys| self.rewrite_path(keys, &path.key("path"))),
-            set: self.set_headers(headers.set.as_ref(), &path.key("headers").key("set")),
-            remove: self.list(headers.remove.as_deref(), &remove_path, header_name),
+            set: fields(headers.set.as_ref(), &path.key("headers").key("set"), self.report, self.sources),
+            remove: self.list(headers.remove.as_deref(), &remove_path, field_name),
         }
     }
 
@@ -24,66 +22,85 @@ impl Builder<'_> {
             self.report.error(path, "expected both `from` and `to`");
             return None;
         };
-        let regex = regex::Regex::new(from).map_err(|error| match error {
-            regex::Error::Syntax(text) => {
-                let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                format!("expected a regular expression: {reason}")
+        for (key, text) in [("from", from), ("to", to)] {
+            if text.len() > MOST_PATTERN {
+                self.report.error(&path.key(key), format!("longer than {MOST_PATTERN} bytes"));
+                return None;
             }
-            _ => "the regular expression is too large".to_owned(),
-        });
-        let regex = self.report.check(&path.key("from"), regex)?;
+        }
+        let regex = self.report.check(&path.key("from"), compile(from))?;
         for group in groups_of(to) {
             let is_known = match group.parse::<usize>() {
                 Ok(number) => number < regex.captures_len(),
                 Err(_) => regex.capture_names().flatten().any(|name| name == group),
             };
             if !is_known {
-                let hint = did_you_mean(group, regex.capture_names().flatten());
+                let hint = match glued_number(group) {
+                    Some((number, rest)) => format!("; did you mean `${{{number}}}{rest}`?"),
+                    None => did_you_mean(group, regex.capture_names().flatten()),
+                };
                 self.report.error(&path.key("to"), format!("`from` has no group `{group}`{hint}"));
             }
         }
+        self.report.check(&path.key("to"), judge_replacement(from, to));
         Some((regex, to.clone()))
-    }
-
-    fn set_headers(&self, set: Option<&Named<String>>, path: &Path) -> Vec<(HeaderName, HeaderValue)> {
-        let mut headers: Vec<(HeaderName, HeaderValue)> = Vec::new();
-        for (name, text) in set.map(|set| set.0.as_slice()).unwrap_or_default() {
-            let path = path.key(name);
-            let Some(name) = self.report.check(&path, header_name(name)) else { continue };
-            if headers.iter().any(|(own, _)| *own == name) {
-                self.report.error(&path, "the same field in other letters is set already");
-                continue;
-            }
-            let value = self.sources.substitute(text).and_then(|text| {
-                HeaderValue::from_str(&text)
-                    .map_err(|_| "the value has characters that no field has".to_owned())
-            });
-            let Some(mut value) = self.report.check(&path, value) else { continue };
-            // Any of them may be a key, so that none is ever printed or indexed by HPACK.
-            value.set_sensitive(true);
-            headers.push((name, value));
-        }
-        headers
     }
 }
 
-fn header_name(name: &str) -> Result<HeaderName, String> {
-    const OF_THE_CONNECTION: [&str; 9] = [
-        "connection",
-        "content-length",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "proxy-connection",
-    ];
-    let header: HeaderName = name.parse().map_err(|_| "expected the name of a header field".to_owned())?;
-    if OF_THE_CONNECTION.contains(&header.as_str()) {
-        return Err(format!("`{header}` belongs to the connection, which hedgerow sets up itself"));
+/// Longest pattern and replacement; what is longer is a mistake, and all that is made of it grows with it.
+const MOST_PATTERN: usize = 1024;
+/// Of a compiled pattern. Matching takes time in proportion to the path alone, since the regex crate never
+/// goes back; what a short pattern can blow up is its compiled form, and `(\w{1,900}){900}` stops here.
+const MOST_COMPILED: usize = 1 << 20;
+
+fn compile(from: &str) -> Result<regex::Regex, String> {
+    let built =
+        regex::RegexBuilder::new(from).size_limit(MOST_COMPILED).dfa_size_limit(MOST_COMPILED).build();
+    built.map_err(|error| match error {
+        regex::Error::Syntax(text) => {
+            let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            format!("expected a regular expression: {reason}")
+        }
+        _ => "the regular expression is too large; look for large counts such as `{1,900}`".to_owned(),
+    })
+}
+
+/// What can be known before there is a path: that no path, or no whole one, comes out.
+fn judge_replacement(from: &str, to: &str) -> Result<(), &'static str> {
+    let literal = without_groups(to);
+    if literal.contains('#') {
+        return Err("a request has no `#fragment`; expected a path, and a query at most");
     }
-    Ok(header)
+    if format!("/{literal}").parse::<http::uri::PathAndQuery>().is_err() {
+        return Err("no path has these characters; write them percent-encoded, a space as `%20`");
+    }
+    // An alternative may be anchored and the next one not.
+    let is_at_start = from.starts_with('^') && !from.contains('|');
+    let leaves_no_slash = match to.chars().next() {
+        Some('/' | '$') => false,
+        Some(_) => true,
+        // What follows the match then begins the path; after `^/v1` it is the next segment's slash.
+        None => from.ends_with('/') || from.ends_with('$'),
+    };
+    if is_at_start && leaves_no_slash {
+        return Err("makes a path without a leading `/`");
+    }
+    Ok(())
+}
+
+/// `1` and `x` of `$1x`, which means a group called `1x`.
+fn glued_number(group: &str) -> Option<(&str, &str)> {
+    let end = group.find(|c: char| !c.is_ascii_digit())?;
+    (end > 0).then(|| group.split_at(end))
+}
+
+/// A replacement's own characters.
+fn without_groups(replacement: &str) -> String {
+    let mut own = replacement.replace("$$", "\0");
+    for group in groups_of(replacement) {
+        own = own.replace(&format!("${{{group}}}"), "").replace(&format!("${group}"), "");
+    }
+    own.replace('\0', "$")
 }
 
 /// The groups that a replacement uses, as the regex crate reads it: `$1`, `$name`, `${name}`.

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use http::Method;
+
 use super::{Builder, DEFAULT_NAME, DIRECT_NAME};
-use crate::config::de::did_you_mean;
-use crate::config::notation::Switch;
 use crate::config::problem::Path;
 use crate::config::raw;
 use crate::config::stages::Inherited;
@@ -63,9 +63,9 @@ impl Builder<'_> {
         let own = keys.stages();
         let mut inherited = inherited.narrowed(&own, path);
         // The defaults may name a backup for all upstreams, of which the backup is one.
-        let is_own_backup = inherited.forget_hedge_to(name);
+        let is_own_backup = inherited.forget_backup(name);
         let is_plain = own == raw::Stages::default() && !is_own_backup;
-        let stages = if is_plain { wider.clone() } else { inherited.resolve(self.report) };
+        let stages = if is_plain { wider.clone() } else { inherited.resolve(self.report, self.sources) };
         UpstreamPolicy {
             name: name.into(),
             index,
@@ -147,22 +147,49 @@ impl Builder<'_> {
         let stages = if own == raw::Stages::default() {
             wider.clone()
         } else {
-            inherited.narrowed(&own, path).resolve(self.report)
+            inherited.narrowed(&own, path).resolve(self.report, self.sources)
         };
+        let methods: Vec<Method> = keys.methods.iter().flatten().map(|method| method.0.clone()).collect();
+        let is_idempotent = keys.idempotent.is_some_and(|flag| flag.0);
+        self.doubt_route(&own, &stages, &methods, is_idempotent, path);
         Route {
             name: keys.name.as_deref().map(Into::into),
             path: keys
                 .path
                 .as_deref()
                 .and_then(|glob| self.report.check(&path.key("path"), hosts::path_pattern(glob))),
-            methods: keys.methods.iter().flatten().map(|method| method.0.clone()).collect(),
-            idempotent: keys.idempotent.is_some_and(|flag| flag.0),
+            methods,
+            idempotent: is_idempotent,
             own: OwnState {
                 bulkhead: own.bulkhead.as_ref().is_some_and(|switch| switch.on().is_some()),
                 breaker: own.breaker.as_ref().is_some_and(|switch| switch.on().is_some()),
                 rate_limit: own.rate_limit.as_ref().is_some_and(|switch| switch.on().is_some()),
             },
             stages,
+        }
+    }
+
+    /// What the route says of itself and cannot do for its methods.
+    fn doubt_route(
+        &self,
+        own: &raw::Stages,
+        stages: &Stages,
+        methods: &[Method],
+        is_idempotent: bool,
+        path: &Path,
+    ) {
+        let is_safe = methods.is_empty() || methods.iter().any(|m| matches!(*m, Method::GET | Method::HEAD));
+        if own.cache.is_some() && stages.cache.is_some() && !is_safe {
+            self.report.warning(&path.key("cache"), "answers GET and HEAD alone, and this route has neither");
+        }
+        if own.coalesce.is_some() && stages.coalesce.is_some() && !is_safe && !is_idempotent {
+            let message = "joins GET and HEAD alone, or what the route calls `idempotent: true`";
+            self.report.warning(&path.key("coalesce"), message);
+        }
+        let is_repeated = stages.hedge.is_some() || stages.retry.is_some();
+        if is_idempotent && is_repeated && stages.replay_limit == 0 {
+            let message = "replay_limit is 0B, so that no request with a body is ever sent twice";
+            self.report.warning(&path.key("idempotent"), message);
         }
     }
 
@@ -183,42 +210,6 @@ impl Builder<'_> {
             }
         }
         index
-    }
-
-    /// A hedge's target must exist, have a place to dial, and be another than its own upstream.
-    pub(super) fn judge_hedge_targets(
-        &self,
-        upstreams: &[UpstreamPolicy],
-        named: &[(String, raw::Upstream)],
-        defaults: &raw::Defaults,
-    ) {
-        let known: HashMap<&str, bool> =
-            upstreams.iter().map(|upstream| (&*upstream.name, upstream.endpoint.is_some())).collect();
-        let judge = |hedge: Option<&Switch<raw::Hedge>>, section: &Path, own: Option<&str>| {
-            let Some(to) = hedge.and_then(Switch::on).and_then(|hedge| hedge.to.as_deref()) else { return };
-            let path = section.key("hedge").key("to");
-            match known.get(to) {
-                _ if own == Some(to) => self.report.error(&path, "the upstream itself; leave it out"),
-                None => {
-                    let hint = did_you_mean(to, known.keys().copied());
-                    self.report.error(&path, format!("no upstream is called `{to}`{hint}"));
-                }
-                Some(false) => {
-                    let message =
-                        format!("`{to}` has no `endpoint`, so there is no place to send the hedge to");
-                    self.report.error(&path, message);
-                }
-                Some(true) => {}
-            }
-        };
-        judge(defaults.hedge.as_ref(), &Path::of(["defaults"]), None);
-        for (name, keys) in named {
-            let section = Path::of(["upstreams", name.as_str()]);
-            judge(keys.hedge.as_ref(), &section, Some(name));
-            for (index, route) in keys.routes.iter().flatten().enumerate() {
-                judge(route.hedge.as_ref(), &section.key("routes").index(index), Some(name));
-            }
-        }
     }
 }
 
