@@ -145,11 +145,15 @@ impl Loaded {
             matches!(self.tree.get(&to), Some(tree::Value::Text(to) | tree::Value::Number(to)) if to == upstream)
         };
         let written = (0..).filter(|index| !is_itself(*index));
+        let own = std::slice::from_ref(section);
         for (step, index) in steps.as_array().into_iter().flatten().zip(written) {
             let at = list.index(index);
-            flatten(&at, step, &mut |key, value| {
-                explain(key, value, self.source(std::slice::from_ref(section), key));
-            });
+            let degraded = at.key("degraded");
+            // `{}` writes no key of its own.
+            if step.get("degraded").is_some() {
+                explain(&degraded, "on".into(), self.source(own, &degraded));
+            }
+            flatten(&at, step, &mut |key, value| explain(key, value, self.source(own, key)));
         }
     }
 

@@ -107,21 +107,37 @@ fn every_valid_fixture_loads_and_its_effective_form_means_the_same() {
     }
 }
 
-/// `UPDATE_EXPECTED=1` writes what is printed now.
 #[test]
 fn every_invalid_fixture_is_refused_with_its_message() {
     for path in fixtures("invalid") {
-        let name = path.file_name().unwrap().to_str().unwrap();
-        let text = fs::read_to_string(&path).unwrap();
-        // Relative, so that messages are the same wherever the repository lies.
-        let sources = Sources::with_variables(FilePath::new("tests/config/invalid"), |_| None);
-        let problems = load::load_text(name, &text, &sources).expect_err(name).to_string();
-        let expected = path.with_extension("expected");
-        if std::env::var_os("UPDATE_EXPECTED").is_some() {
-            fs::write(&expected, &problems).unwrap();
-        }
-        assert_eq!(problems, fs::read_to_string(&expected).unwrap_or_default(), "{name}");
+        let problems = load_fixture(&path).expect_err(&path.display().to_string());
+        assert_is_expected(&path, &problems.to_string());
     }
+}
+
+#[test]
+fn every_doubtful_fixture_loads_with_its_warnings() {
+    for path in fixtures("doubtful") {
+        let loaded = load_fixture(&path).unwrap_or_else(|problems| panic!("{problems}"));
+        assert_is_expected(&path, &loaded.warnings.to_string());
+    }
+}
+
+fn load_fixture(path: &FilePath) -> Result<Loaded, Problems> {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let text = fs::read_to_string(path).unwrap();
+    // Relative, so that messages are the same wherever the repository lies.
+    let sources = Sources::with_variables(FilePath::new("tests/config/invalid"), |_| None);
+    load::load_text(name, &text, &sources)
+}
+
+/// `UPDATE_EXPECTED=1` writes what is printed now.
+fn assert_is_expected(path: &FilePath, printed: &str) {
+    let expected = path.with_extension("expected");
+    if std::env::var_os("UPDATE_EXPECTED").is_some() {
+        fs::write(&expected, printed).unwrap();
+    }
+    assert_eq!(printed, fs::read_to_string(&expected).unwrap_or_default(), "{}", path.display());
 }
 
 #[test]
@@ -157,6 +173,131 @@ upstreams: { a: { hosts: [a], bulkhead: off, routes: [{ bulkhead: { max_queue: 3
     let policy = &config.upstreams[0];
     assert_eq!(policy.stages.bulkhead, None);
     assert_eq!(policy.routes[0].stages.bulkhead, Some(Bulkhead { max_concurrent: 7, max_queue: 3 }));
+}
+
+#[test]
+fn stages_that_are_off_until_written_are_inherited_key_by_key_once_they_are() {
+    let config = config(
+        "defaults: { retry: { backoff: 50ms }, cache: off }
+upstreams:
+  a:
+    hosts: [a.example]
+    retry: { max_attempts: 4 }
+    cache: { ttl: 9s, max_bytes: 512KiB }
+    rate_limit: { rate: 2.5/s }
+    routes:
+      - { path: /off, retry: off, cache: off, rate_limit: off }
+      - { path: /narrow, retry: { max_backoff: 3s }, cache: true, coalesce: true, rate_limit: { burst: 7 } }
+      - { path: /plain }
+  b: { hosts: [b.example], coalesce: on, rate_limit: { rate: 30/m } }",
+    );
+    let retry = |stages: &Stages| {
+        stages.retry.as_ref().map(|r| (r.max_attempts, r.backoff.as_millis(), r.max_backoff.as_millis()))
+    };
+    let cache = |stages: &Stages| {
+        stages.cache.as_ref().map(|c| (c.ttl.map(|t| t.as_secs()), c.max_bytes, c.max_body))
+    };
+    let burst = |stages: &Stages| stages.rate_limit.map(|limit| limit.burst);
+    let seen = |stages: &Stages| (retry(stages), cache(stages), burst(stages), stages.coalesce.is_some());
+    let kept = Some((Some(9), 512 << 10, 512 << 10));
+    assert_eq!(seen(&config.defaults.stages), (Some((2, 50, 2000)), None, None, false));
+    let [a, b] = &config.upstreams[..] else { panic!("two upstreams") };
+    assert_eq!(seen(&a.stages), (Some((4, 50, 2000)), kept, Some(2), false));
+    assert_eq!(seen(&a.routes[0].stages), (None, None, None, false));
+    assert_eq!(seen(&a.routes[1].stages), (Some((4, 50, 3000)), kept, Some(7), true));
+    assert_eq!(seen(&a.routes[2].stages), seen(&a.stages));
+    assert_eq!(seen(&b.stages), (Some((2, 50, 2000)), None, Some(1), true));
+    let own: Vec<_> = a.routes.iter().map(|route| route.own.rate_limit).collect();
+    assert_eq!(own, [false, true, false]);
+}
+
+fn steps(stages: &Stages) -> Vec<String> {
+    let step = |step: &FallbackStep| match step {
+        FallbackStep::Upstream(name) => name.to_string(),
+        FallbackStep::Stale(age) => format!("{age:?}"),
+        FallbackStep::Degraded(answer) => answer.status.as_u16().to_string(),
+    };
+    stages.fallback.iter().map(step).collect()
+}
+
+#[test]
+fn a_narrower_fallback_replaces_the_wider_one_as_a_whole() {
+    let config = config(
+        "defaults: { fallback: [{ upstream: b }, { degraded: {} }] }
+upstreams:
+  a:
+    hosts: [a.example]
+    routes:
+      - { path: /none, fallback: [] }
+      - { path: /off, fallback: off }
+      - { path: /own, cache: true, fallback: [{ stale: 2s }] }
+      - { path: /plain, hedge: off }
+  b: { endpoint: http://b.svc, routes: [{ path: /x, hedge: off }] }
+  c: { hosts: [c.example], fallback: [{ degraded: { status: 200 } }] }",
+    );
+    let [a, b, c] = &config.upstreams[..] else { panic!("three upstreams") };
+    assert_eq!(steps(&config.defaults.stages), ["b", "503"]);
+    assert_eq!(steps(&a.stages), ["b", "503"]);
+    let routes: Vec<_> = a.routes.iter().map(|route| steps(&route.stages)).collect();
+    assert_eq!(routes, [vec![], vec![], vec!["2s".to_owned()], vec!["b".into(), "503".into()]]);
+    // It does not back itself up.
+    assert_eq!(steps(&b.stages), ["503"]);
+    assert_eq!(steps(&b.routes[0].stages), ["503"]);
+    assert_eq!(steps(&c.stages), ["200"]);
+    assert!(config.untouched.stages.fallback.is_empty());
+}
+
+#[test]
+fn what_direct_lists_passes_untouched_unless_an_upstream_names_it() {
+    let loaded = loaded(
+        "direct: [loopback, '*.svc', 'Api.Example:8443', 10.0.0.0/8, 'fd00::/8', 192.0.2.7]
+defaults: { retry: true, rate_limit: { rate: 9/s }, cache: true, coalesce: true, fallback: [{ degraded: {} }] }
+upstreams: { named: { hosts: [tool.svc, 10.1.1.1] } }",
+    );
+    let name = |authority: &str| {
+        let authority = Authority::parse(authority, None).unwrap();
+        loaded.config.policy_for(&authority).name.to_string()
+    };
+    for (authority, expected) in [
+        ("localhost:80", "direct"),
+        ("127.9.9.9:1", "direct"),
+        ("[::1]:1", "direct"),
+        ("a.svc:80", "direct"),
+        ("tool.svc:80", "named"),
+        ("api.example:8443", "direct"),
+        ("api.example:443", "default"),
+        ("10.2.2.2:80", "direct"),
+        ("10.1.1.1:80", "named"),
+        ("[fd00::1]:80", "direct"),
+        ("192.0.2.7:80", "direct"),
+        ("192.0.2.8:80", "default"),
+    ] {
+        assert_eq!(name(authority), expected, "{authority}");
+    }
+    let stages = &loaded.config.untouched.stages;
+    assert!(stages.retry.is_none() && stages.cache.is_none() && stages.fallback.is_empty());
+    let explained = loaded.explain("http://a.svc/", &Method::GET).unwrap();
+    assert_eq!((explained.upstream.as_str(), explained.host), ("direct", Some(("*.svc".into(), 1))));
+    let retry = explained.values.iter().find(|value| value.key == "retry").unwrap();
+    assert_eq!(format!("{} | {}", retry.value, retry.source), "off | line 1, direct");
+}
+
+#[test]
+fn stages_without_needs_can_be_switched_on_by_a_word() {
+    for word in ["true", "on", "{}"] {
+        let config = config(&format!("defaults: {{ retry: {word}, coalesce: {word}, cache: {word} }}"));
+        let stages = &config.defaults.stages;
+        assert!(stages.retry.is_some() && stages.coalesce.is_some() && stages.cache.is_some(), "{word}");
+    }
+    for word in ["false", "off", "~"] {
+        let config = config(&format!("defaults: {{ retry: {word}, coalesce: {word}, cache: {word} }}"));
+        let stages = &config.defaults.stages;
+        assert!(stages.retry.is_none() && stages.coalesce.is_none() && stages.cache.is_none(), "{word}");
+    }
+    for word in ["yes", "1", "[]", "'true '"] {
+        let problems = refused(&format!("defaults: {{ coalesce: {word} }}"));
+        assert!(problems[0].contains("expected `true`, `off` or a mapping; found"), "{problems:?}");
+    }
 }
 
 #[test]
@@ -287,6 +428,32 @@ fn a_bad_secret_is_told_without_its_value() {
 }
 
 #[test]
+fn secrets_of_degraded_answers_are_put_in_and_never_shown() {
+    let variable: fn(&str) -> Option<String> = |name| (name == "KEY").then(|| "env-secret".to_owned());
+    let answer = "fallback: [{ degraded: { headers: { x-key: '${env:KEY}', X-Plain: literal-secret } } }]";
+    let text = format!(
+        "defaults: {{ {answer} }}
+upstreams:
+  a: {{ hosts: [a], {answer}, routes: [{{ {answer} }}] }}"
+    );
+    let load = |text: &str| load::load_text("p", text, &Sources::with_variables(FilePath::new(""), variable));
+    let loaded = load(&text).unwrap();
+    let a = &loaded.config.upstreams[0];
+    for stages in [&loaded.config.defaults.stages, &a.stages, &a.routes[0].stages] {
+        let [FallbackStep::Degraded(answer)] = &*stages.fallback else { panic!("{stages:?}") };
+        let values: Vec<_> = answer.headers.iter().map(|(_, value)| value.to_str().unwrap()).collect();
+        assert_eq!(values, ["env-secret", "literal-secret"]);
+    }
+    let explained = loaded.explain("http://a/", &Method::GET).unwrap();
+    let shown = format!("{loaded:?} {} {explained} {explained:?}", loaded.config.effective());
+    assert!(!shown.contains("-secret"), "{shown}");
+    // Nor in the line that is quoted for a mistake.
+    let problems = load(&text.replace("X-Plain: literal", "X-Key: literal")).unwrap_err();
+    assert_eq!(problems.len(), 3);
+    assert!(!problems.to_string().contains("-secret"), "{problems}");
+}
+
+#[test]
 fn certificates_are_read_beside_the_policy_and_count_in_the_hash() {
     let dir = tempfile::tempdir().unwrap();
     let pem = || rcgen::generate_simple_self_signed(vec!["a.example".to_owned()]).unwrap().cert.pem();
@@ -316,6 +483,18 @@ fn what_is_no_text_is_refused_with_its_line() {
 fn problems_behind_the_hundredth_are_left_for_the_next_time() {
     let items: String = (0..500).map(|n| format!("  - [{n}]\n")).collect();
     assert_eq!(refused(&format!("dns:\n  servers:\n{items}")).len(), 100);
+}
+
+#[test]
+fn no_number_of_warnings_hides_an_error() {
+    let doubtful: String = (0..200)
+        .map(|n| format!("  u{n}: {{ hosts: [u{n}], hedge: {{ after: p75 }}, retry: , cache: }}\n"))
+        .collect();
+    assert_eq!(loaded(&format!("upstreams:\n{doubtful}")).warnings.len(), 200);
+    for wrong in ["retry: { max_attempts: 0 }", "hegde: off", "fallback: [{}]", "breaker: { open_for: 0s }"] {
+        let problems = refused(&format!("upstreams:\n{doubtful}  last: {{ hosts: [last], {wrong} }}\n"));
+        assert!(problems.iter().any(|problem| problem.contains("upstreams.last.")), "{wrong}");
+    }
 }
 
 #[test]
@@ -369,11 +548,58 @@ upstreams:
     assert_eq!(source("intercept"), "true | line 2, defaults");
     assert_eq!(source("tls.server_name"), "quotes.internal | line 8, upstreams.quotes");
 
+    assert_eq!(source("retry"), "off | built in");
+    assert_eq!(source("fallback"), "[] | built in");
+
     let other = loaded.explain("http://other.example/", &Method::GET).unwrap();
     assert_eq!((other.upstream.as_str(), other.host, other.route), ("default", None, None));
     for url in ["quotes.example", "/v1", "ftp://a", "http://u@a/", "http://127.1/", ""] {
         assert!(loaded.explain(url, &Method::GET).is_err(), "{url}");
     }
+}
+
+#[test]
+fn explain_tells_what_turned_a_stage_on_and_counts_steps_as_the_file_does() {
+    let loaded = loaded(
+        "defaults:
+  retry: { backoff: 50ms }
+  fallback:
+    - upstream: b
+    - upstream: c
+    - degraded: {}
+upstreams:
+  b: { hosts: [b.svc], cache: true, retry: { max_attempts: 3 } }
+  c: { hosts: [c.svc], retry: off }",
+    );
+    let rows = |url: &str| -> Vec<String> {
+        let explained = loaded.explain(url, &Method::GET).unwrap();
+        let of_stage = |key: &str| ["retry", "cache", "fallback"].iter().any(|stage| key.starts_with(stage));
+        let row = |Explained { key, value, source }: &Explained| format!("{key} {value} ({source})");
+        explained.values.iter().filter(|value| of_stage(&value.key)).map(row).collect()
+    };
+    assert_eq!(
+        rows("http://b.svc/"),
+        [
+            "retry on (line 8, upstreams.b)",
+            "retry.max_attempts 3 (line 8, upstreams.b)",
+            "retry.backoff 50ms (line 2, defaults)",
+            "retry.max_backoff 2s (built in)",
+            "retry.methods [GET, HEAD, OPTIONS] (built in)",
+            "cache on (line 8, upstreams.b)",
+            "cache.stale_if_error 0s (built in)",
+            "cache.stale_while_revalidate 0s (built in)",
+            "cache.max_bytes 64MiB (built in)",
+            "cache.max_body 1MiB (built in)",
+            "cache.vary [] (built in)",
+            "fallback[1].upstream c (line 5, defaults)",
+            "fallback[2].degraded on (line 6, defaults)",
+            "fallback[2].degraded.status 503 (built in)",
+        ]
+    );
+    let c = rows("http://c.svc/");
+    assert_eq!(c[0], "retry off (line 9, upstreams.c)");
+    assert_eq!(c[2], "fallback[0].upstream b (line 4, defaults)");
+    assert_eq!(c[3], "fallback[2].degraded on (line 6, defaults)");
 }
 
 #[test]

@@ -181,7 +181,8 @@ fn refusal(egress: &Egress, to: &Authority) -> Option<std::sync::Arc<str>> {
     }
 }
 
-fn steps(stages: &raw::Stages) -> &[raw::FallbackStep] {
+/// The fallback that a section writes.
+pub(super) fn steps(stages: &raw::Stages) -> &[raw::FallbackStep] {
     stages.fallback.as_ref().and_then(Switch::on).map(Vec::as_slice).unwrap_or_default()
 }
 
@@ -230,6 +231,44 @@ fn is_in_house(place: &Authority) -> bool {
             let host = place.host();
             !host.contains('.')
                 || [".localhost", ".local", ".internal", ".svc"].iter().any(|end| host.ends_with(end))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_site_is_what_most_likely_has_one_owner() {
+        for (host, expected) in [
+            ("a.example", "a.example"),
+            ("b.a.example", "a.example"),
+            ("c.b.a.example", "a.example"),
+            ("a.foo.co.uk", "foo.co.uk"),
+            ("co.uk", "co.uk"),
+            ("api.example.io", "example.io"),
+            ("localhost", "localhost"),
+            ("10.1.2.3", "10.1.2.3"),
+            ("[2001:db8::1]", "[2001:db8::1]"),
+        ] {
+            assert_eq!(site(host), expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_house_gets_the_caller_s_credentials() {
+        for (place, expected) in [
+            ("127.0.0.1:80", true),
+            ("[::ffff:10.0.0.1]:80", true),
+            ("[fd00::1]:80", true),
+            ("sidecar:80", true),
+            ("quotes.prod.svc:80", true),
+            ("api.corp.internal:80", true),
+            ("192.0.2.1:80", false),
+            ("internal.example.com:80", false),
+        ] {
+            assert_eq!(is_in_house(&Authority::parse(place, None).unwrap()), expected, "{place}");
         }
     }
 }

@@ -121,3 +121,49 @@ fn groups_of(replacement: &str) -> Vec<&str> {
     }
     groups
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replacement_that_can_only_make_an_invalid_path_is_told_and_no_other() {
+        for (from, to) in [
+            ("^/v1/(.*)$", "/v2/$1"),
+            ("^/v1", ""),
+            ("^(/v1)/x", "$1"),
+            ("^/v1/(?<rest>.*)$", "${rest}"),
+            ("v1", "v2"),
+            ("^/a|b", "c"),
+            ("^/q/(.*)$", "/q?symbol=$1&price=$$5"),
+            ("^/x$", "/%20/*:@!,;='()~|"),
+        ] {
+            assert_eq!(judge_replacement(from, to), Ok(()), "{from} to {to}");
+        }
+        for (from, to) in [
+            ("^/v1/(.*)$", "v2/$1"),
+            ("^/v1/", ""),
+            ("^/v1$", ""),
+            ("x", "/a b"),
+            ("x", "/a#b"),
+            ("x", "/a\tb"),
+            ("^/(.*)", "https://api.example/$1"),
+        ] {
+            assert!(judge_replacement(from, to).is_err(), "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn a_replacement_s_own_characters_are_told_from_its_groups() {
+        for (replacement, expected) in [
+            ("/$1/x", "//x"),
+            ("/${a b}c", "/c"),
+            ("$$1", "$1"),
+            ("/$10$1", "/"),
+            ("/$", "/$"),
+            ("/${", "/${"),
+        ] {
+            assert_eq!(without_groups(replacement), expected, "{replacement}");
+        }
+    }
+}

@@ -15,6 +15,9 @@ impl Resolver<'_> {
         self.doubt_percentile(stages);
         self.doubt_budget(stages);
         self.doubt_acceptance(stages);
+        if let Some(hedge) = stages.hedge.as_ref().filter(|_| self.hedge_is_written()) {
+            self.doubt_hedge(stages, hedge);
+        }
         if let Some(retry) = &stages.retry {
             self.doubt_waits(stages, retry);
         }
@@ -45,6 +48,32 @@ impl Resolver<'_> {
         }
     }
 
+    /// A hedge that is never due, or that its own call keeps from starting.
+    fn doubt_hedge(&self, stages: &Stages, hedge: &Hedge) {
+        let ends = [
+            ("attempt_timeout", stages.attempt_timeout),
+            ("deadline.default", stages.deadline.as_ref().map(|deadline| deadline.default)),
+        ];
+        if let HedgeAfter::Fixed(delay) = hedge.after {
+            for (key, end) in ends {
+                if let Some(end) = end.filter(|end| delay >= *end) {
+                    let message = format!(
+                        "a hedge is due after {}, when {key} ({}) has struck",
+                        Span(delay),
+                        Span(end)
+                    );
+                    self.warning(&["hedge.after", key], message);
+                    return;
+                }
+            }
+        }
+        // A backup has permits of its own.
+        if hedge.to.is_none() && stages.bulkhead.is_some_and(|bulkhead| bulkhead.max_concurrent == 1) {
+            let message = "the call itself holds the one permit, and a hedge waits for none";
+            self.warning(&["bulkhead.max_concurrent", "hedge"], message);
+        }
+    }
+
     /// Hedges and retries are paid from a budget; with nothing coming in there is none.
     fn doubt_budget(&self, stages: &Stages) {
         let is_empty =
@@ -54,7 +83,8 @@ impl Resolver<'_> {
         }
         let of = "extra_load (ratio 0%, floor 0/s) pays for none";
         if stages.retry.is_some() {
-            self.warning(&RETRY, format!("nothing is tried again: {of}"));
+            let keys = ["retry.max_attempts", "retry", "extra_load.ratio", "extra_load.floor"];
+            self.warning(&keys, format!("nothing is tried again: {of}"));
         }
         // A percentile that is not paid has been told.
         let is_percentile = |hedge: &Hedge| matches!(hedge.after, HedgeAfter::Percentile(_));
@@ -69,12 +99,12 @@ impl Resolver<'_> {
             return;
         }
         let what = match (stages.retry.is_some(), stages.fallback.is_empty()) {
-            (true, true) => "retry",
-            (true, false) => "retry and fallback",
-            (false, false) => "fallback",
+            (true, true) => "retry helps",
+            (true, false) => "retry and fallback help",
+            (false, false) => "fallback helps",
             (false, true) => return,
         };
-        let message = format!("every answer is good enough, so {what} only help where none comes");
+        let message = format!("every answer is good enough, so {what} only where none comes");
         self.warning(&["unacceptable", "retry", "fallback"], message);
     }
 
@@ -91,7 +121,7 @@ impl Resolver<'_> {
         if waits > deadline.default {
             let message =
                 format!("the waits between {tries} tries come to up to {}, {of_deadline}", Span(waits));
-            self.warning(&["retry.max_attempts", "retry.backoff", "retry.max_backoff", "retry"], message);
+            self.warning(&WAITS, message);
             return;
         }
         let Some(timeout) = stages.attempt_timeout else { return };
@@ -102,7 +132,7 @@ impl Resolver<'_> {
                 Span(timeout),
                 Span(in_all)
             );
-            self.warning(&["retry.max_attempts", "attempt_timeout", "retry"], message);
+            self.warning(&WAITS, message);
         }
     }
 
@@ -124,7 +154,7 @@ impl Resolver<'_> {
             };
             if refill > delay {
                 let message = format!("{token}, and a hedge, due within {}, waits for none", Span(delay));
-                self.warning(&["rate_limit.burst", "rate_limit.rate"], message);
+                self.warning(&["rate_limit.burst", "rate_limit.rate", "hedge"], message);
             }
         }
         if let (Some(_), Some(deadline)) = (&stages.retry, &stages.deadline)
@@ -134,7 +164,7 @@ impl Resolver<'_> {
                 "{token}, later than deadline.default ({}): no retry gets it",
                 Span(deadline.default)
             );
-            self.warning(&["rate_limit.burst", "rate_limit.rate"], message);
+            self.warning(&["rate_limit.burst", "rate_limit.rate", "retry"], message);
         }
     }
 
@@ -150,8 +180,15 @@ impl Resolver<'_> {
     }
 }
 
-/// The keys that turn retries on, for what is wrong with the stage as a whole.
-const RETRY: [&str; 2] = ["retry.max_attempts", "retry"];
+/// What makes tries too long for their deadline.
+const WAITS: [&str; 6] = [
+    "retry.max_attempts",
+    "retry.backoff",
+    "retry.max_backoff",
+    "attempt_timeout",
+    "deadline.default",
+    "retry",
+];
 
 /// All waits between `tries` tries, each at its longest.
 fn longest_waits(backoff: Duration, max_backoff: Duration, tries: u32) -> Duration {
