@@ -527,7 +527,7 @@ keys! {
 keys! {
     /// How often an upstream may be called.
     RateLimit {
-        /// Calls; without it there is no limit to keep.
+        /// Calls. The one key without a default.
         rate: Unit<Rate>,
         /// Calls at once after a pause. Default: one second's worth of `rate`, at least 1.
         burst: u32,
