@@ -706,7 +706,8 @@ pub struct Degraded {
     /// Fields of its head. Values can be secrets.
     pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
     /// Its body, with `{error}`, `{upstream}` and `{retry_after_ms}` to be filled in; `None` for the
-    /// built-in one.
+    /// built-in one. Never set for a status that has no body (204, 205, 304), which has no built-in one
+    /// either.
     pub body: Option<Arc<str>>,
 }
 

@@ -321,7 +321,7 @@ section! {
     Upstream {
         /// Names, *.suffixes and addresses, with or without a port.
         hosts: Vec<String>,
-        /// URL that is dialled instead of the host that was asked for; alone, the upstream is reached by `to:` only.
+        /// URL that is dialled instead of the host that was asked for; alone, the upstream is reached by `to:` and `fallback` only.
         endpoint: String,
         /// How the upstream is spoken to. Default: auto, as the request's scheme says.
         origin: Origin,
