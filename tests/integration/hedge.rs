@@ -47,11 +47,12 @@ async fn pair(upstream: &mut Upstream) -> (Exchange, Exchange) {
 #[tokio::test]
 async fn a_slow_call_is_hedged_on_a_second_connection_and_the_loser_is_dropped() {
     let mut upstream = Upstream::start().await;
-    let proxy = HedgerowProcess::start(&tool(upstream.address(), HEDGE)).await;
+    let stages = "hedge: { after: 400ms }, extra_load: { ratio: 100%, floor: 100/s }";
+    let proxy = HedgerowProcess::start(&tool(upstream.address(), stages)).await;
     let began = Instant::now();
     let call = start(&proxy, upstream.url("/slow?q=1"));
     let (primary, hedge) = pair(&mut upstream).await;
-    assert!(hedge.at - began >= ms(80), "{:?}", hedge.at - began);
+    assert!(hedge.at - began >= ms(400), "{:?}", hedge.at - began);
     assert_ne!(primary.connection, hedge.connection);
     assert_eq!(primary.head.target, hedge.head.target);
     assert_eq!(primary.header("x-request-deadline"), hedge.header("x-request-deadline"));
@@ -378,15 +379,15 @@ async fn push_back_on_any_attempt_disarms_the_next_hedge() {
 #[tokio::test]
 async fn two_hedges_are_sent_where_the_policy_allows_two_and_no_third() {
     let mut upstream = Upstream::start().await;
-    let policy = tool(upstream.address(), &format!("hedge: {{ after: 80ms, max_extra: 2 }}, {PLENTY}"));
+    let policy = tool(upstream.address(), &format!("hedge: {{ after: 400ms, max_extra: 2 }}, {PLENTY}"));
     let proxy = HedgerowProcess::start(&policy).await;
     let began = Instant::now();
     let call = start(&proxy, upstream.url("/"));
     let (primary, first) = pair(&mut upstream).await;
     let second = upstream.next().await;
-    assert!(first.at - began >= ms(80) && second.at - began >= ms(160));
+    assert!(first.at - began >= ms(400) && second.at - began >= ms(800));
     assert!(primary.connection != first.connection && first.connection != second.connection);
-    upstream.gets_nothing_more(ms(200)).await;
+    upstream.gets_nothing_more(ms(500)).await;
     second.respond(200, &[], "second").await;
     primary.gone().await;
     first.gone().await;
