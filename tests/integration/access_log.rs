@@ -51,6 +51,7 @@ async fn a_line_tells_what_happened_to_a_call_in_json() {
             "upstream_ms",
             "deadline_ms",
             "attempts",
+            "source",
             "peer",
             "bytes_out"
         ],

@@ -48,7 +48,7 @@ async fn an_answer_is_kept_for_its_ttl_and_asked_for_once_by_many() {
     let upstream = closing([127, 0, 0, 2], 0, "ok").await;
     // An address of each family: a server that has none of one says so without a time for which that holds.
     let dns = Dns::start(&[("a.test", Answer::addresses(&["::1", "127.0.0.2"]))]).await;
-    let hedgerow = HedgerowProcess::start(&with_dns(&dns, "")).await;
+    let hedgerow = HedgerowProcess::start(&with_dns(&dns, "defaults: { hedge: off }")).await;
     let urls = vec![format!("http://a.test:{}/", upstream.address().port()); 20];
     for _ in 0..2 {
         let answers = get_all(hedgerow.proxy, &urls).await;
