@@ -179,11 +179,15 @@ fn pass_on(head: &mut response::Parts, told: &Told, ledger: &mut Ledger) {
             cache: told.note.cache,
             stand_in: told.note.stand_in,
             tried: &progress.tried(),
-            is_final: progress.is_final(),
+            is_final: progress.is_final() && is_failure(head.status),
         },
     );
     head.version = Version::HTTP_11;
     ledger.answers(head.status, told.hedge, told.note, told.at);
+}
+
+fn is_failure(status: StatusCode) -> bool {
+    status.is_client_error() || status.is_server_error()
 }
 
 /// Passes a 101 on. The fields that agree on the protocol are hop-by-hop, and this is the one answer

@@ -10,6 +10,7 @@ use super::attempt::Try;
 use crate::call::{Call, CallBody, expects_continue};
 use crate::error::{Cause, Error};
 use crate::policy::deadline::{Deadline, GRPC_TIMEOUT, X_REQUEST_DEADLINE};
+use crate::respond::headers::small_number;
 use crate::upstream::registry::Lane;
 use crate::upstream::rewrite;
 use crate::wire::body::{Continue, RequestBody};
@@ -70,7 +71,7 @@ pub fn request(this: Try<'_>, lane: &Lane, number: u32, version: Version) -> Res
     if !call.is_unaware {
         headers.append(header::VIA, this.proxy.identity().clone());
     }
-    headers.insert(X_HEDGEROW_ATTEMPT.clone(), retry_mark::number(&call.headers, number).into());
+    headers.insert(X_HEDGEROW_ATTEMPT.clone(), small_number(retry_mark::number(&call.headers, number)));
     if let Some(deadline) = deadline {
         tell_deadline(&mut headers, deadline, lane);
     }

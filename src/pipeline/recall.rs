@@ -162,7 +162,8 @@ pub enum Learned {
 pub fn learn(errand: &Errand, tried: Result<Found, Error>, was_validated: bool) -> Learned {
     let Some(recall) = &errand.recall else { return Learned::Found(tried) };
     let live = match tried {
-        Ok(Found::Live(live)) => live,
+        // What another upstream says, as a hedge may have it, says nothing about what is kept of this one.
+        Ok(Found::Live(live)) if !live.head.lane.is_stand_in() => live,
         other => return Learned::Found(other),
     };
     let is_confirmed = was_validated && live.head.response.status() == StatusCode::NOT_MODIFIED;

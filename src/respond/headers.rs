@@ -137,7 +137,8 @@ pub fn tried(tried: &[Tried]) -> Option<HeaderValue> {
     HeaderValue::try_from(each.collect::<Vec<_>>().join(", ")).ok()
 }
 
-fn small_number(n: u32) -> HeaderValue {
+/// A number that is nearly always 1.
+pub fn small_number(n: u32) -> HeaderValue {
     match n {
         1 => HeaderValue::from_static("1"),
         n => HeaderValue::from(n),
