@@ -64,16 +64,18 @@ pub async fn enter(
             }
         }),
     };
-    if let (Some(rate), Some(headers)) = (&stages.rate_limit, request) {
+    if let (Some(rate), Some(headers)) = (&stages.rate_limit, request)
+        && !lane.rate().try_acquire_for(rate, || Credential::of(headers), at)
+    {
         // Boxed: the room would be part of every request.
-        at = Box::pin(take_token(lane, rate, headers, progress, at, deadline)).await?;
+        at = Box::pin(wait_for_token(lane, rate, headers, progress, at, deadline)).await?;
     }
     let admission = admit(lane, at)?;
     Ok(Pass { permit, admission, at })
 }
 
 /// Waits for a rate token where one comes in time; when it had it.
-async fn take_token(
+async fn wait_for_token(
     lane: &Lane,
     rate: &RateLimit,
     headers: &HeaderMap,
@@ -81,12 +83,8 @@ async fn take_token(
     now: Instant,
     deadline: Option<Instant>,
 ) -> Result<Instant, Error> {
-    let who = Credential::of(headers);
-    if lane.rate().try_acquire(rate, who, now) {
-        return Ok(now);
-    }
     progress.enter(Stage::Queue);
-    match lane.rate().acquire(rate, who, now, deadline).await {
+    match lane.rate().acquire(rate, Credential::of(headers), now, deadline).await {
         Ok(()) => {
             lane.metrics().rate_limited(RateLimited::Waited);
             let at = Instant::now();
@@ -136,7 +134,7 @@ pub fn try_enter(lane: &Lane, now: Instant) -> Result<Pass, Closed> {
 /// A rate token if one is free now. Taken last, since it cannot be given back.
 pub fn try_token(lane: &Lane, headers: &HeaderMap, now: Instant) -> bool {
     let rate = lane.stages().rate_limit.as_ref();
-    rate.is_none_or(|rate| lane.rate().try_acquire(rate, Credential::of(headers), now))
+    rate.is_none_or(|rate| lane.rate().try_acquire_for(rate, || Credential::of(headers), now))
 }
 
 /// Which gate a hedge found closed.

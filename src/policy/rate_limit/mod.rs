@@ -89,7 +89,21 @@ impl RateLimiter {
     /// A token, if one is free now, nobody waits for it and `who` is not paused; for a hedge, which
     /// never waits.
     pub fn try_acquire(&self, cfg: &RateLimit, who: Option<Credential>, now: Instant) -> bool {
-        self.serve(cfg, now).take_free(&who, now)
+        self.try_acquire_for(cfg, || who, now)
+    }
+
+    /// The same; who asks is found out only if anybody is paused at all.
+    pub fn try_acquire_for(
+        &self,
+        cfg: &RateLimit,
+        who: impl FnOnce() -> Option<Credential>,
+        now: Instant,
+    ) -> bool {
+        let mut state = self.serve(cfg, now);
+        match state.pauses.is_empty() {
+            true => state.take_unpaused(now),
+            false => state.take_free(&who(), now),
+        }
     }
 
     /// A token, after a wait in line if need be. Without a deadline it waits for up to 15 minutes. Settings
@@ -202,10 +216,11 @@ struct State {
 impl State {
     fn take_free(&mut self, group: &Group, now: Instant) -> bool {
         self.end_pause_if_over(group, now);
-        self.line.len() == 0
-            && self.opens(now) <= now
-            && self.pauses.find(group).is_none()
-            && self.bucket.take(now)
+        self.pauses.find(group).is_none() && self.take_unpaused(now)
+    }
+
+    fn take_unpaused(&mut self, now: Instant) -> bool {
+        self.line.len() == 0 && self.opens(now) <= now && self.bucket.take(now)
     }
 
     fn step(&mut self, waiter: &Waiter, now: Instant) -> Step {

@@ -33,6 +33,10 @@ pub(super) struct Pause {
 }
 
 impl Pauses {
+    pub(super) fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
     pub(super) fn find(&mut self, group: &Group) -> Option<&mut Pause> {
         self.of.get_mut(group)
     }
