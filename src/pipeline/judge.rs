@@ -50,7 +50,13 @@ struct Head {
 
 impl Head {
     fn of(status: StatusCode, headers: &HeaderMap, now: Instant) -> Self {
-        let push_back = push_back::wait(headers, SystemTime::now()).map(|wait| now + wait);
+        // Nothing else is done with it, and most answers need not be searched.
+        let push_back = match status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                push_back::wait(headers, SystemTime::now()).map(|wait| now + wait)
+            }
+            _ => None,
+        };
         let mut head = Self { status, push_back, awaits_trailers: false, at: now };
         if status == StatusCode::OK && grpc::is_grpc(headers) {
             head.awaits_trailers = true;
