@@ -5,6 +5,7 @@
 //! connecting but not the tunnel.
 
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::{Arc, LazyLock};
 
 use http::{HeaderMap, Method};
@@ -114,7 +115,7 @@ pub async fn connect(
         end = deadline.as_ref().map(|deadline| deadline.at);
         dial(proxy, &lane, &asked, deadline.as_ref(), &ledger).await.map(|dialled| (dialled, lane))
     };
-    let connected = proxy.until_ending(connecting).await;
+    let connected = proxy.until_ending(pin!(connecting)).await;
     ledger.bounded_by(end);
     match connected {
         Ok(((socket, pass), lane)) => {

@@ -142,7 +142,7 @@ fn stream(
     response: Response<()>,
     source: Source,
     told: Told,
-    recorder: Option<Recorder>,
+    recorder: Option<Box<Recorder>>,
     mut ledger: Ledger,
 ) -> Answer {
     let events = EventStream::of(&response);
@@ -193,7 +193,7 @@ fn is_failure(status: StatusCode) -> bool {
 /// Passes a 101 on. The fields that agree on the protocol are hop-by-hop, and this is the one answer
 /// that must keep them (RFC 9110 section 7.8).
 pub fn upgrade(live: Live, mut ledger: Ledger) -> Upgraded {
-    let Head { response, exchange, mut judge, permit, lane, .. } = live.head;
+    let Head { response, exchange, mut judge, permit, lane, .. } = *live.head;
     judge.complete(Instant::now());
     ledger.tunnels();
     let (mut parts, _) = response.into_parts();
@@ -250,7 +250,7 @@ pub struct Streaming {
     /// Where an event stream stands, which can say that it is cut.
     events: Option<EventStream>,
     /// Keeps the body for the cache as it passes.
-    recorder: Option<Recorder>,
+    recorder: Option<Box<Recorder>>,
     /// What the body ends in, once the stream's last words are out.
     broken: Option<Error>,
 }

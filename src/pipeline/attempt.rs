@@ -84,7 +84,7 @@ pub struct Try<'a> {
 ///
 /// # Errors
 /// What went wrong, with the verdict already given.
-pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Result<Head, Failure> {
+pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Result<Box<Head>, Failure> {
     let Pass { permit, admission, at } = pass;
     let role = kind;
     let kind = if admission.as_ref().is_some_and(|a| a.is_probe()) { AttemptKind::Probe } else { kind };
@@ -106,7 +106,8 @@ pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Re
             judge.head(response.status(), response.headers(), now);
             gate::heed(&lane, this.call, &response, now);
             let elapsed = now.saturating_duration_since(at);
-            Ok(Head { response, exchange, judge, permit, lane, kind, elapsed })
+            // Boxed: it passes through many hands.
+            Ok(Box::new(Head { response, exchange, judge, permit, lane, kind, elapsed }))
         }
         Err(failure) => {
             judge.fail(&failure.error, now);

@@ -290,7 +290,7 @@ pub struct Reader {
     /// From `Content-Length`.
     left: Option<u64>,
     is_over: bool,
-    rest: Option<Box<(Tail, Option<Recorder>)>>,
+    rest: Option<Box<(Tail, Option<Box<Recorder>>)>>,
     end: Option<Instant>,
     stream_idle: Duration,
     /// As long as the leader reads it belongs to the flight.
@@ -302,7 +302,7 @@ enum Part {
     /// All has been said.
     End,
     /// There is more, which only the leader reads.
-    Rest(Box<(Tail, Option<Recorder>)>),
+    Rest(Box<(Tail, Option<Box<Recorder>>)>),
     /// The body ends here, and it is not whole.
     Broken(Error),
 }

@@ -32,13 +32,13 @@ pub enum Found {
 /// An upstream's head, with what holds until the body behind it ends.
 pub struct Live {
     /// The head.
-    pub head: Head,
+    pub head: Box<Head>,
     /// How its hedge ended.
     pub hedge: Option<HedgeEnd>,
     /// How it was come by.
     pub note: Note,
     /// Keeps the body as it passes.
-    pub recorder: Option<Recorder>,
+    pub recorder: Option<Box<Recorder>>,
 }
 
 /// A head whose body is read by a flight, as fast as it comes.
@@ -195,7 +195,7 @@ impl Live {
     pub fn open(self, deadline: Option<&Deadline>) -> Opened {
         let at = self.at();
         let Self { head, hedge, note, recorder } = self;
-        let Head { mut response, exchange, judge, permit, lane, elapsed, .. } = head;
+        let Head { mut response, exchange, judge, permit, lane, elapsed, .. } = *head;
         let is_stream = is_stream(response.headers());
         let end = deadline.filter(|deadline| {
             let policy = lane.stages().deadline.as_ref();
@@ -222,5 +222,5 @@ pub struct Opened {
     /// How it was come by.
     pub note: Note,
     /// Keeps the body as it passes.
-    pub recorder: Option<Recorder>,
+    pub recorder: Option<Box<Recorder>>,
 }

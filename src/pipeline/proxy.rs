@@ -1,7 +1,7 @@
 //! What all requests of the process share, and what the process knows of them.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
@@ -213,8 +213,10 @@ impl Proxy {
     ///
     /// # Errors
     /// Those of `work`, or [`Error::ShuttingDown`].
-    pub async fn until_ending<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let mut work = pin!(work);
+    pub async fn until_ending<T>(
+        &self,
+        mut work: Pin<&mut impl Future<Output = Result<T, Error>>>,
+    ) -> Result<T, Error> {
         poll_fn(|cx| match work.as_mut().poll(cx) {
             Poll::Pending if self.is_ending() => Poll::Ready(Err(Error::ShuttingDown)),
             polled => polled,

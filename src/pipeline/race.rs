@@ -25,7 +25,7 @@ use crate::wire::push_back::is_push_back;
 /// The answer of a try, and how its hedge ended.
 pub struct Outcome {
     /// The head that won.
-    pub head: Head,
+    pub head: Box<Head>,
     /// Whether a hedge was sent, and whether it won.
     pub hedge: Option<HedgeEnd>,
 }
@@ -112,9 +112,9 @@ fn expired(this: Try<'_>) -> Error {
 }
 
 /// How an attempt ended.
-type Ended = (AttemptKind, Result<Head, Failure>);
+type Ended = (AttemptKind, Result<Box<Head>, Failure>);
 
-type HedgeFuture<'a> = Pin<Box<dyn Future<Output = Result<Head, Failure>> + Send + 'a>>;
+type HedgeFuture<'a> = Pin<Box<dyn Future<Output = Result<Box<Head>, Failure>> + Send + 'a>>;
 
 /// The attempts that run.
 struct Runners<'a, P> {
@@ -122,7 +122,7 @@ struct Runners<'a, P> {
     hedges: Vec<HedgeFuture<'a>>,
 }
 
-impl<P: Future<Output = Result<Head, Failure>>> Runners<'_, P> {
+impl<P: Future<Output = Result<Box<Head>, Failure>>> Runners<'_, P> {
     fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Ended> {
         if let Some((kind, primary)) = &mut self.primary
             && let Poll::Ready(ended) = primary.as_mut().poll(cx)
@@ -148,12 +148,12 @@ impl<P: Future<Output = Result<Head, Failure>>> Runners<'_, P> {
 /// What came that was not good enough, in case nothing better does.
 #[derive(Default)]
 struct Kept {
-    primary: Option<Result<Head, Failure>>,
-    hedge: Option<Head>,
+    primary: Option<Result<Box<Head>, Failure>>,
+    hedge: Option<Box<Head>>,
 }
 
 impl Kept {
-    fn keep(&mut self, kind: AttemptKind, ended: Result<Head, Failure>) {
+    fn keep(&mut self, kind: AttemptKind, ended: Result<Box<Head>, Failure>) {
         match (kind, ended) {
             (AttemptKind::Hedge, Ok(head)) => self.hedge = self.hedge.take().or(Some(head)),
             (AttemptKind::Hedge, Err(_)) => {}
@@ -162,7 +162,7 @@ impl Kept {
     }
 
     /// The primary's answer; a hedge's only where the primary has none.
-    fn into_answer(self) -> Result<(AttemptKind, Head), Failure> {
+    fn into_answer(self) -> Result<(AttemptKind, Box<Head>), Failure> {
         match (self.primary, self.hedge) {
             (Some(Ok(head)), _) => Ok((AttemptKind::Primary, head)),
             (_, Some(head)) => Ok((AttemptKind::Hedge, head)),
@@ -298,7 +298,7 @@ impl<'l> Hedging<'l> {
     }
 
     /// An acceptable head of an attempt of this kind has come.
-    fn won(mut self, kind: AttemptKind, head: Head) -> Outcome {
+    fn won(mut self, kind: AttemptKind, head: Box<Head>) -> Outcome {
         if kind == AttemptKind::Hedge {
             self.running -= 1;
             self.lane.metrics().hedge(HedgeOutcome::Won);
@@ -308,7 +308,7 @@ impl<'l> Hedging<'l> {
     }
 
     /// The answer that is passed on: hedges that still run have lost.
-    fn settled(self, kind: AttemptKind, head: Head) -> Outcome {
+    fn settled(self, kind: AttemptKind, head: Box<Head>) -> Outcome {
         for _ in 0..self.running {
             self.lane.metrics().hedge(HedgeOutcome::Lost);
             self.lane.hedge().record_outcome(false);

@@ -213,7 +213,8 @@ fn keep(errand: &Errand, recall: &Recall, mut live: Live) -> Live {
         Candidate::of(asked, status, headers, rules, identity::is_shown(&call.headers), times(&live))
     });
     live.note.cache = recall.note(None, candidate.is_some());
-    live.recorder = candidate.map(|candidate| Recorder::new(recall.store.clone(), recall.key, candidate));
+    live.recorder =
+        candidate.map(|candidate| Box::new(Recorder::new(recall.store.clone(), recall.key, candidate)));
     live
 }
 
