@@ -21,10 +21,11 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use crate::config::watch::Watch;
-use crate::config::{Config, UpstreamPolicy};
+use crate::config::{Config, RateLimit, Stages, UpstreamPolicy};
 use crate::pipeline::Proxy;
 use crate::policy::breaker::{BreakerCell, State};
 use crate::policy::hedge::{HedgeReport, Plan};
+use crate::policy::rate_limit::View as RateView;
 use crate::telemetry::metrics::{BreakerState, Listener};
 use crate::tls::interceptor::Interceptor;
 use crate::units::Span;
@@ -168,7 +169,8 @@ fn status(view: &View) -> Value {
     let config = view.proxy.snapshot();
     let now = Instant::now();
     let mut upstreams = Map::new();
-    for policy in config.policies() {
+    let direct = Some(&config.untouched).filter(|_| !config.direct.is_empty());
+    for policy in config.policies().chain(direct) {
         let hosts: Map<String, Value> = upstreams_of(view, &policy.name)
             .map(|upstream| (upstream.authority().key().to_owned(), host(&upstream, policy, now)))
             .collect();
@@ -180,8 +182,10 @@ fn status(view: &View) -> Value {
         "draining": view.proxy.is_draining(),
         "policy": policy_status(view, &config),
         "in_flight": view.proxy.in_flight(),
+        "flights": view.proxy.flights().len(),
         "connections": connections(view),
         "replay_bytes": view.proxy.replay().held(),
+        "caches": caches(view),
         "intercept_stepped_down": view.proxy.interceptor().map(Interceptor::stepped_down),
         "upstreams": upstreams,
     })
@@ -193,6 +197,20 @@ fn connections(view: &View) -> usize {
         .map(|port| view.proxy.metrics().open_connections(port))
         .iter()
         .sum()
+}
+
+/// The kept answers of each upstream, all of its hosts together; a route with a size of its own has a
+/// store of its own.
+fn caches(view: &View) -> Value {
+    let mut caches: Map<String, Value> = Map::new();
+    for (name, store) in view.proxy.registry().stores() {
+        let status =
+            json!({ "entries": store.len(), "bytes": store.bytes(), "max_bytes": store.max_bytes() });
+        if let Value::Array(stores) = caches.entry(&*name).or_insert_with(|| json!([])) {
+            stores.push(status);
+        }
+    }
+    Value::Object(caches)
 }
 
 fn policy_status(view: &View, config: &Config) -> Value {
@@ -215,11 +233,12 @@ fn host(upstream: &Upstream, policy: &UpstreamPolicy, now: Instant) -> Value {
     let mut own = Value::Null;
     let mut routes = Map::new();
     upstream.each_guards(|route, guards| match route {
-        None => own = guards_status(guards, &policy.stages, now),
+        None => own = guards_status(guards, &policy.stages, policy.stages.rate_limit.as_ref(), now),
         Some(name) => {
-            let stages = policy.routes.iter().find(|route| route.name.as_ref() == Some(name));
-            if let Some(route) = stages {
-                routes.insert(name.to_string(), guards_status(guards, &route.stages, now));
+            if let Some(route) = policy.routes.iter().find(|route| route.name.as_ref() == Some(name)) {
+                // Without tokens of its own it takes the upstream's.
+                let rate = route.stages.rate_limit.as_ref().filter(|_| route.own.rate_limit);
+                routes.insert(name.to_string(), guards_status(guards, &route.stages, rate, now));
             }
         }
     });
@@ -232,7 +251,7 @@ fn host(upstream: &Upstream, policy: &UpstreamPolicy, now: Instant) -> Value {
     own
 }
 
-fn guards_status(guards: &Guards, stages: &crate::config::Stages, now: Instant) -> Value {
+fn guards_status(guards: &Guards, stages: &Stages, rate: Option<&RateLimit>, now: Instant) -> Value {
     let breaker = guards.breaker().snapshot(now);
     let mut status = json!({
         "breaker": {
@@ -242,14 +261,29 @@ fn guards_status(guards: &Guards, stages: &crate::config::Stages, now: Instant) 
             "requests": breaker.requests,
             "failure_rate": breaker.failure_rate.map(|rate| rate.to_string()),
             "slow_rate": breaker.slow_rate.map(|rate| rate.to_string()),
-            "retry_after_ms": breaker.retry_at.map(|at| at.saturating_duration_since(now).as_millis() as u64),
+            "retry_after_ms": breaker.retry_at.map(|at| millis_until(at, now)),
         },
         "bulkhead": { "in_flight": guards.bulkhead().in_flight(), "queued": guards.bulkhead().queued() },
     });
+    if let Some(rate) = rate {
+        status["rate_limit"] = rate_status(&guards.rate().view(rate, now), now);
+    }
     if let Some(hedge) = &stages.hedge {
         status["hedge"] = hedge_status(&guards.hedge().report(hedge, stages.extra_load.ratio, now), now);
     }
     status
+}
+
+/// The tokens, who waits for one, and the pauses that the upstream has asked for.
+fn rate_status(rate: &RateView, now: Instant) -> Value {
+    json!({
+        "tokens": rate.tokens,
+        "full_after_ms": millis_until(rate.full_at, now),
+        "queued": rate.in_line,
+        "held": rate.held,
+        "paused_credentials": rate.paused,
+        "paused_ms": rate.paused_until.map(|until| millis_until(until, now)),
+    })
 }
 
 /// The delay, and what hedging is worth: enough to choose the budget by.
@@ -267,7 +301,7 @@ fn hedge_status(report: &HedgeReport, now: Instant) -> Value {
     json!({
         "after": span(delay),
         "pays": pays,
-        "held_back_ms": report.held_until.map(|at| at.saturating_duration_since(now).as_millis() as u64),
+        "held_back_ms": report.held_until.map(|at| millis_until(at, now)),
         "samples": report.samples,
         "p50": report.quantiles.map(|q| span(q.p50)),
         "p90": report.quantiles.map(|q| span(q.p90)),
@@ -275,6 +309,10 @@ fn hedge_status(report: &HedgeReport, now: Instant) -> Value {
         "predicted": predicted,
         "win_share": report.win_share.map(|share| share.to_string()),
     })
+}
+
+fn millis_until(at: Instant, now: Instant) -> u64 {
+    at.saturating_duration_since(now).as_millis() as u64
 }
 
 /// `POST /breakers/{upstream}/{action}` for all hosts of an upstream, or

@@ -277,6 +277,16 @@ impl Registry {
         self.map.iter().map(|entry| entry.value().clone()).collect()
     }
 
+    /// Every store of kept answers with its policy's name, for the admin port; by name, then by size.
+    pub fn stores(&self) -> Vec<(Arc<str>, Arc<Store>)> {
+        let stores = self.stores.lock();
+        let mut all: Vec<_> =
+            stores.iter().map(|((name, size), store)| (name.clone(), *size, store.clone())).collect();
+        drop(stores);
+        all.sort_unstable_by(|(one, less, _), (other, more, _)| (one, less).cmp(&(other, more)));
+        all.into_iter().map(|(name, _, store)| (name, store)).collect()
+    }
+
     /// How many upstreams are known.
     pub fn len(&self) -> usize {
         self.map.len()

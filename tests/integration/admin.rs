@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::support::client::{Agent, Response};
+use crate::support::client::{self, Agent, Response};
 use crate::support::command::hedgerow;
 use crate::support::hedgerow::{HedgerowProcess, Ports};
-use crate::support::upstream::{Reply, Upstream, statuses};
+use crate::support::upstream::{Reply, Upstream, by_path, statuses};
 
 fn is_plain_text(answer: &Response) -> bool {
     answer.header("content-type") == Some("text/plain; charset=utf-8")
@@ -101,15 +101,20 @@ async fn metrics_have_the_promised_names_types_and_labels_and_no_others() {
         ("hedgerow_bulkhead_in_flight", "gauge", &["upstream"]),
         ("hedgerow_bulkhead_queued", "gauge", &["upstream"]),
         ("hedgerow_bulkhead_rejected_total", "counter", &["upstream"]),
+        ("hedgerow_cache_requests_total", "counter", &["result", "upstream"]),
+        ("hedgerow_coalesced_total", "counter", &["upstream"]),
         ("hedgerow_config_info", "gauge", &["hash"]),
         ("hedgerow_config_reloads_total", "counter", &["result"]),
         ("hedgerow_connections_open", "gauge", &["listener"]),
         ("hedgerow_deadline_exceeded_total", "counter", &["stage", "upstream"]),
+        ("hedgerow_fallbacks_total", "counter", &["kind", "upstream"]),
         ("hedgerow_hedge_delay_seconds", "histogram", &["upstream"]),
         ("hedgerow_hedges_total", "counter", &["outcome", "upstream"]),
         ("hedgerow_intercept_declined_total", "counter", &["upstream"]),
+        ("hedgerow_rate_limited_total", "counter", &["action", "upstream"]),
         ("hedgerow_request_duration_seconds", "histogram", &["upstream"]),
         ("hedgerow_requests_total", "counter", &["code", "outcome", "upstream"]),
+        ("hedgerow_retries_total", "counter", &["result", "upstream"]),
         ("hedgerow_upstream_attempts_total", "counter", &["kind", "result", "upstream"]),
     ];
     let found = families(answer.text());
@@ -136,6 +141,9 @@ async fn label_values_are_the_promised_closed_sets() {
         ("hedgerow_upstream_attempts_total", "kind", &["primary"]),
         ("hedgerow_upstream_attempts_total", "result", &["ok"]),
         ("hedgerow_breaker_state", "state", &["closed", "half_open", "open"]),
+        ("hedgerow_cache_requests_total", "result", &["bypass", "hit", "miss", "revalidated", "stale"]),
+        ("hedgerow_fallbacks_total", "kind", &["backup", "stale", "static"]),
+        ("hedgerow_rate_limited_total", "action", &["paused", "refused", "waited"]),
         ("hedgerow_config_reloads_total", "result", &["applied", "rejected", "unchanged"]),
         ("hedgerow_connections_open", "listener", &["admin", "proxy", "transparent"]),
         (
@@ -193,14 +201,17 @@ async fn status_tells_the_policy_and_each_host_of_each_upstream() {
             "draining",
             "policy",
             "in_flight",
+            "flights",
             "connections",
             "replay_bytes",
+            "caches",
             "intercept_stepped_down",
             "upstreams"
         ]
     );
     assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!((&status["draining"], &status["replay_bytes"]), (&json!(false), &json!(0)));
+    assert_eq!((&status["flights"], &status["caches"]), (&json!(0), &json!({})));
     let policy: Vec<&String> = status["policy"].as_object().unwrap().keys().collect();
     assert_eq!(policy, ["hash", "applied_at", "last_reload", "last_reload_at", "error", "needs_restart"]);
 
@@ -216,12 +227,130 @@ async fn status_tells_the_policy_and_each_host_of_each_upstream() {
     assert_eq!(host["bulkhead"], json!({ "in_flight": 0, "queued": 0 }));
     // The route names its bulkhead, so it has one of its own; the breaker it shares.
     assert_eq!(host["routes"]["search"]["bulkhead"], json!({ "in_flight": 0, "queued": 0 }));
+    let keys: Vec<&String> = host.as_object().unwrap().keys().collect();
+    assert_eq!(
+        keys,
+        [
+            "breaker",
+            "bulkhead",
+            "hedge",
+            "idle_connections",
+            "shared_connections",
+            "extra_load_tokens",
+            "routes"
+        ]
+    );
     let hedge = &host["hedge"];
     let keys: Vec<&String> = hedge.as_object().unwrap().keys().collect();
     assert_eq!(
         keys,
         ["after", "pays", "held_back_ms", "samples", "p50", "p90", "p99", "predicted", "win_share"]
     );
+}
+
+// A slow refill, so that what is taken has not come back when the test looks.
+#[tokio::test]
+async fn status_tells_the_tokens_of_a_rate_limit_and_the_pauses_that_its_upstream_asks_for() {
+    let upstream = Upstream::answering(by_path(&[
+        ("/ok", Reply::ok("")),
+        ("/batch/x", Reply::ok("")),
+        ("/enough", Reply::status(429).header("retry-after", "30")),
+    ]))
+    .await;
+    let hedgerow = HedgerowProcess::start(
+        "
+        upstreams:
+          tools:
+            hosts: [127.0.0.1]
+            hedge: off
+            rate_limit: { rate: 1/h, burst: 10, max_pause: 20s }
+            routes:
+              - { name: batch, path: /batch/*, rate_limit: { rate: 1/h, burst: 3 } }
+              - { name: shared, path: /enough }
+        ",
+    )
+    .await;
+    let host = async || hedgerow.status().await["upstreams"]["tools"][upstream.address().to_string()].clone();
+    for path in ["/ok", "/batch/x"] {
+        assert_eq!(hedgerow.get(&upstream.url(path)).await.status, 200);
+    }
+    let before = host().await;
+    let keys: Vec<&String> = before["rate_limit"].as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["tokens", "full_after_ms", "queued", "held", "paused_credentials", "paused_ms"]);
+    assert_eq!(before["rate_limit"]["tokens"], 9);
+    let refill = before["rate_limit"]["full_after_ms"].as_u64().unwrap();
+    assert!((3_500_000..=3_600_000).contains(&refill), "{refill}");
+    assert_eq!(before["rate_limit"]["paused_ms"], Value::Null);
+    assert_eq!(before["routes"]["batch"]["rate_limit"]["tokens"], 2);
+
+    // The route without a limit of its own takes the upstream's tokens, and so pauses those.
+    let answer = hedgerow.get(&upstream.url("/enough")).await;
+    assert_eq!(answer.status, 429);
+    let mut held = hedgerow.agent().await;
+    held.send(client::absolute("GET", &upstream.url("/ok"), &[], b"")).await;
+    let status = hedgerow
+        .until_status(|status| {
+            status["upstreams"]["tools"][upstream.address().to_string()]["rate_limit"]["held"] == 1
+        })
+        .await;
+    let after = &status["upstreams"]["tools"][upstream.address().to_string()];
+    let limit = &after["rate_limit"];
+    assert_eq!((&limit["tokens"], &limit["queued"]), (&json!(8), &json!(0)));
+    assert_eq!(limit["paused_credentials"], 1);
+    let pause = limit["paused_ms"].as_u64().unwrap();
+    assert!((1..=20_000).contains(&pause), "{pause}");
+    assert!(after["routes"]["shared"].get("rate_limit").is_none());
+    assert_eq!(after["routes"]["batch"]["rate_limit"]["paused_ms"], Value::Null);
+}
+
+#[tokio::test]
+async fn status_tells_what_is_kept_of_each_upstream_and_how_many_flights_are_under_way() {
+    let mut upstream = Upstream::start().await;
+    let policy = "
+        upstreams:
+          tools:
+            hosts: [127.0.0.1]
+            hedge: off
+            coalesce: on
+            cache: { max_bytes: 2MiB }
+            routes: [{ path: /small/*, cache: { max_bytes: 1MiB } }]
+        ";
+    let hedgerow = HedgerowProcess::start(policy).await;
+    let mut agent = hedgerow.agent().await;
+    agent.send(client::absolute("GET", &upstream.url("/small/x"), &[], b"")).await;
+    let exchange = upstream.next().await;
+    let status = hedgerow.status().await;
+    assert_eq!(status["flights"], 1);
+    assert_eq!(
+        status["caches"],
+        json!({ "tools": [{ "entries": 0, "bytes": 0, "max_bytes": 1 << 20 },
+                          { "entries": 0, "bytes": 0, "max_bytes": 2 << 20 }] })
+    );
+
+    exchange.respond(200, &[("cache-control", "max-age=60")], &"x".repeat(5000)).await;
+    assert_eq!(agent.read_response().await.status, 200);
+    let status = hedgerow.until_status(|status| status["flights"] == 0).await;
+    let [small, large] = [0, 1].map(|at| status["caches"]["tools"][at].clone());
+    assert_eq!((&small["entries"], &large["entries"]), (&json!(1), &json!(0)));
+    let bytes = small["bytes"].as_u64().unwrap();
+    assert!((5_000..10_000).contains(&bytes), "{bytes}");
+    assert_eq!(large["bytes"], 0);
+}
+
+#[tokio::test]
+async fn status_shows_hosts_that_pass_directly_where_the_policy_has_any() {
+    let upstream = Upstream::answering(|_| Reply::ok("")).await;
+    let hedgerow = HedgerowProcess::start("direct: [loopback]").await;
+    hedgerow.get(&upstream.url("/")).await;
+    let address = upstream.address().to_string();
+    let is_back = |status: &Value| status["upstreams"]["direct"][&address]["idle_connections"] == 1;
+    let upstreams = hedgerow.until_status(is_back).await["upstreams"].clone();
+    let names: Vec<&String> = upstreams.as_object().unwrap().keys().collect();
+    assert_eq!(names, ["default", "direct"]);
+    // No stage is at work, so nothing was counted.
+    let host = &upstreams["direct"][&address];
+    assert_eq!(host["breaker"]["requests"], 0);
+    assert!(host.get("hedge").is_none(), "{host}");
 }
 
 #[tokio::test]

@@ -95,6 +95,11 @@ impl Store {
         self.kept.weighted_size()
     }
 
+    /// The most that they may take.
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
     fn with(&self, old: &Variants, entry: &Arc<Entry>) -> Op<Variants> {
         let is_same = |other: &Entry| other.selection() == entry.selection();
         if old.iter().any(|other| is_same(other) && other.sent() > entry.sent()) {
