@@ -551,7 +551,7 @@ keys! {
 keys! {
     /// Answers kept for later.
     Cache {
-        /// How long an answer is fresh whose origin does not say. Default: not at all.
+        /// How long an answer is fresh whose origin does not say. Default: a tenth of the time since `Last-Modified`.
         ttl: Unit<Span>,
         /// How long after its freshness an answer may stand in for a failure. Default: 0s.
         stale_if_error: Unit<Span>,

@@ -82,8 +82,7 @@ impl Resolver<'_> {
             self.error(&["cache.max_body", "cache.max_bytes"], message);
         }
         if keys.ttl.is_some_and(|Unit(Span(ttl))| ttl.is_zero()) {
-            let message =
-                "expected a duration longer than 0s; leave it out to keep only what origins call fresh";
+            let message = "expected a duration longer than 0s; leave it out to go by what origins say";
             self.error(&["cache.ttl"], message);
         }
         Cache {
