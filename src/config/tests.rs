@@ -86,6 +86,7 @@ fn the_example_is_valid_and_says_the_defaults() {
     for document in [&mut shown, &mut defaults] {
         // Those that the example says to differ.
         document["threads"] = Value::Null;
+        document["direct"] = Value::Null;
         document["egress"] = Value::Null;
         document["tls"] = Value::Null;
         document["upstreams"] = Value::Null;

@@ -105,6 +105,12 @@ async fn the_keys_of_each_stage_are_those_of_the_schema() {
         ("### Hedge", &["Hedge", "ExtraLoad"]),
         ("### Bulkhead", &["Bulkhead"]),
         ("### Breaker", &["Breaker"]),
+        ("### Retry", &["Retry"]),
+        ("### Rate limit", &["RateLimit"]),
+        ("### Coalesce", &["Coalesce"]),
+        ("### Cache", &["Cache"]),
+        ("### Fallback", &["FallbackStep", "Degraded"]),
+        ("### Egress", &["Egress"]),
     ] {
         let keys =
             stages.iter().flat_map(|stage| schema["$defs"][stage]["properties"].as_object().unwrap().keys());
