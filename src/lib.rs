@@ -1,5 +1,6 @@
 //! Hedgerow: a sidecar proxy for the outbound tool calls of LLM agents. It makes every call bounded by
-//! one absolute deadline, hedged when slow, isolated by bulkheads and cut off by breakers.
+//! one absolute deadline, hedged when slow, isolated by bulkheads and cut off by breakers, and finds
+//! another answer where there is none.
 //!
 //! # The life of a request
 //!
@@ -16,13 +17,17 @@
 //! 1. the upstream, its policy and route ([`upstream::registry`]), made on first use and kept over
 //!    reloads;
 //! 2. one deadline ([`policy::deadline`]) for all that follows;
-//! 3. an attempt: breaker, permit, breaker again ([`pipeline::gate`]), a connection with room or a new one
-//!    ([`upstream::pool`], [`upstream::dial`]), the request, the head ([`pipeline::attempt`]). When the head is late, a
-//!    second attempt starts; the first acceptable head wins ([`pipeline::race`]) and the other is
-//!    dropped, which cancels it on the wire;
-//! 4. the answer ([`pipeline::answer`]): the head at once, the body as it comes. The permit, the verdict
+//! 3. a kept answer, when it is fresh ([`pipeline::recall`], [`policy::cache`]);
+//! 4. an equal call that is under way, whose answer will do ([`pipeline::flight`], [`policy::singleflight`]);
+//! 5. tries ([`pipeline::tries`], [`policy::retry`]) of one attempt each: breaker, permit, rate token, breaker
+//!    again ([`pipeline::gate`]), a connection with room or a new one ([`upstream::pool`], [`upstream::dial`]),
+//!    the request, the head ([`pipeline::attempt`]). When the head is late, a second attempt starts; the first
+//!    acceptable head wins ([`pipeline::race`]) and the other is dropped, which cancels it on the wire;
+//! 6. something instead, when nothing acceptable has come ([`pipeline::fallback`]): a backup's answer, a stale one, a
+//!    fixed one;
+//! 7. the answer ([`pipeline::answer`]): the head at once, the body as it comes. The permit, the verdict
 //!    for the breaker ([`pipeline::judge`]) and the account for metrics and log ([`pipeline::ledger`])
-//!    live in the body until it ends, however it ends.
+//!    live in the body until it ends, however it ends. What may be kept is kept on its way ([`pipeline::record`]).
 //!
 //! What goes wrong is an [`error::Error`], and [`respond`] gives each the one shape that callers know.
 //!
