@@ -57,7 +57,7 @@ pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>)
             drop(held.permit);
             held.ledger.void();
             // Where the policy has an endpoint they go there, and this host must see none of them.
-            if !lane.has_endpoint() {
+            if !lane.is_elsewhere() {
                 let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
                 lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
             }

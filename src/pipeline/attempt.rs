@@ -213,7 +213,7 @@ async fn connection(
         AttemptKind::Hedge | AttemptKind::Retry => Box::pin(other_address(this, lane)).await,
         AttemptKind::Primary | AttemptKind::Probe => None,
     };
-    let pinned = call.pinned.filter(|_| !lane.has_endpoint());
+    let pinned = call.pinned.filter(|_| !lane.is_elsewhere());
     // Boxed: the room would be part of every request.
     let verdict = match pinned {
         None => verdict,

@@ -126,7 +126,7 @@ fn body(call: &Call) -> Result<(RequestBody, Option<Continue>), Error> {
 /// What `Host` says, or `:authority`, which unlike it is never empty.
 fn host(call: &Call, lane: &Lane, is_http2: bool) -> Result<HeaderValue, Error> {
     if call.is_unaware
-        && !lane.has_endpoint()
+        && !lane.is_elsewhere()
         && let Some(own) = call.headers.get(header::HOST)
         && !(is_http2 && own.is_empty())
     {

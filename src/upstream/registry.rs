@@ -479,9 +479,10 @@ impl Lane {
         self.upstream.name.is_some()
     }
 
-    /// Whether something else is dialled than the host that was asked for.
-    pub fn has_endpoint(&self) -> bool {
-        self.bound.policy.endpoint.is_some()
+    /// Whether something else is dialled than the host that was asked for: what its client knows of that
+    /// host, its address, its name, the version that it speaks, is no news of this place.
+    pub fn is_elsewhere(&self) -> bool {
+        self.bound.policy.endpoint.is_some() || self.is_stand_in()
     }
 
     /// What is dialled: the policy's endpoint, or the host itself.
