@@ -38,7 +38,9 @@ struct BuiltIn<'a> {
 /// The answer that `payload` describes. Names and numbers go into its placeholders, none of which needs to be
 /// escaped in JSON.
 pub fn response(payload: &Degraded, context: &Context<'_>) -> Response<Bytes> {
+    let has_body = !matches!(payload.status.as_u16(), 204 | 205 | 304);
     let body = match &payload.body {
+        _ if !has_body => Bytes::new(),
         None => built_in(context),
         Some(text) => fill(text, context).into(),
     };
@@ -46,7 +48,9 @@ pub fn response(payload: &Degraded, context: &Context<'_>) -> Response<Bytes> {
     *response.status_mut() = payload.status;
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::CONTENT_TYPE, content_type(payload));
+    if has_body {
+        headers.insert(header::CONTENT_TYPE, content_type(payload));
+    }
     for (name, value) in &payload.headers {
         headers.insert(name.clone(), value.clone());
     }
@@ -115,6 +119,17 @@ mod tests {
             ],
         });
         assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn a_status_without_content_has_neither_body_nor_kind() {
+        for status in [StatusCode::NO_CONTENT, StatusCode::RESET_CONTENT, StatusCode::NOT_MODIFIED] {
+            let payload = Degraded { status, headers: Vec::new(), body: None };
+            let context = Context { upstream: "quotes", error: "circuit_open", wait: None, tried: &[] };
+            let response = response(&payload, &context);
+            assert_eq!((response.status(), response.body().len()), (status, 0));
+            assert!(!response.headers().contains_key("content-type"));
+        }
     }
 
     #[test]
