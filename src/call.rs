@@ -62,8 +62,11 @@ pub enum Needs {
     Either,
     /// It changes to a protocol that takes the whole connection.
     Http1,
-    /// It is gRPC, or its client spoke HTTP/2 to the upstream without asking (RFC 9113 section 3.3).
+    /// It is gRPC.
     Http2,
+    /// Its client spoke HTTP/2 to the upstream without asking (RFC 9113 section 3.3), which says nothing of
+    /// another place that it is sent to.
+    SpokenHttp2,
 }
 
 /// Where interim answers (1xx) of an upstream go.

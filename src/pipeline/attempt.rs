@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::gate::Pass;
 use super::judge::Judge;
 use super::{Proxy, gate, outgoing};
-use crate::call::{Call, Needs};
+use crate::call::Call;
 use crate::error::{Bound, Cause, Error, Stage};
 use crate::policy::bulkhead::Permit;
 use crate::policy::deadline::Deadline;
@@ -184,7 +184,7 @@ fn may_resend(call: &Call, may_be_stale: bool, failure: &SendFailure) -> bool {
 
 /// Whether the call could do with HTTP/1.1 at an upstream that knows both versions.
 fn may_be_http1(call: &Call, lane: &Lane) -> bool {
-    call.needs != Needs::Http2 && lane.speech(call.scheme, call.needs).may_be_http1()
+    !lane.must_be_http2(call.needs) && lane.speech(call.scheme, call.needs).may_be_http1()
 }
 
 /// What a hedge of the same try keeps away from.
@@ -229,7 +229,7 @@ async fn connection(
     let shared = &lane.upstream.pool.shared;
     // A connection of HTTP/1.1, as a refused WebSocket leaves one, is no good to who needs HTTP/2 and can
     // have it.
-    let may_be_idle = speech.may_be_http1() && !(call.needs == Needs::Http2 && shared.speaks_http2());
+    let may_be_idle = speech.may_be_http1() && !(lane.must_be_http2(call.needs) && shared.speaks_http2());
     if since.is_none() && may_be_idle {
         while let Some(idle) = lane.upstream.pool.take(wanted, now) {
             if is_allowed(idle.origin()) {

@@ -44,7 +44,8 @@ pub fn call(proxy: &Proxy, intake: Intake, lane: &Lane, target: PathAndQuery, le
     let upgrade = hop_by_hop::upgrade(&head.headers).cloned();
     let needs = match head.version {
         _ if upgrade.is_some() => Needs::Http1,
-        Version::HTTP_2 if is_unaware || grpc::is_call(&head.method, &head.headers) => Needs::Http2,
+        Version::HTTP_2 if grpc::is_call(&head.method, &head.headers) => Needs::Http2,
+        Version::HTTP_2 if is_unaware => Needs::SpokenHttp2,
         _ => Needs::Either,
     };
     let mut call = Call {

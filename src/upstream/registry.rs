@@ -490,6 +490,15 @@ impl Lane {
         self.bound.policy.endpoint.as_ref().map_or(self.upstream.authority(), |to| &to.authority)
     }
 
+    /// Whether HTTP/1.1 would not do here for a call that needs this, where the policy leaves it open.
+    pub fn must_be_http2(&self, needs: Needs) -> bool {
+        match needs {
+            Needs::Http2 => true,
+            Needs::SpokenHttp2 => !self.is_elsewhere(),
+            Needs::Either | Needs::Http1 => false,
+        }
+    }
+
     /// How the upstream is spoken to in a call of this scheme, for what the call needs.
     pub fn speech(&self, scheme: Scheme, needs: Needs) -> Speech<'_> {
         let is_https = match (&self.bound.policy.endpoint, self.bound.policy.origin) {
@@ -500,7 +509,7 @@ impl Lane {
         };
         let is_h2c = match self.bound.policy.origin {
             Origin::H2c => needs != Needs::Http1,
-            Origin::Auto => needs == Needs::Http2,
+            Origin::Auto => self.must_be_http2(needs),
             Origin::Http | Origin::Https => false,
         };
         match is_https {
