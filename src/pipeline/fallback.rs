@@ -61,7 +61,7 @@ pub async fn run(errand: &Errand, failed: Result<Found, Error>) -> Result<Found,
                 if may_be_stale && let Some(found) = stale(errand, Duration::ZERO) {
                     return Ok(found);
                 }
-                if !grpc::is_call(&errand.call.method, &errand.call.headers) {
+                if may_be_fixed(errand, payload) {
                     return Ok(fixed(errand, payload, &failed));
                 }
             }
@@ -104,6 +104,14 @@ fn stale(errand: &Errand, allowance: Duration) -> Option<Found> {
     Some(Found::whole(answer))
 }
 
+/// Whether the client can read the policy's payload: gRPC has no place for it, and who asks for a tunnel by
+/// an extended CONNECT (RFC 8441) takes any success for one.
+fn may_be_fixed(errand: &Errand, payload: &Degraded) -> bool {
+    let call = &errand.call;
+    !grpc::is_call(&call.method, &call.headers)
+        && !(call.is_extended_connect && payload.status.is_success())
+}
+
 /// The policy's payload.
 fn fixed(errand: &Errand, payload: &Degraded, failed: &Result<Found, Error>) -> Found {
     let progress = &errand.call.progress;
@@ -132,7 +140,8 @@ fn fixed(errand: &Errand, payload: &Degraded, failed: &Result<Found, Error>) -> 
 
 fn end(failed: &Result<Found, Error>) -> TriedEnd {
     match failed {
-        Ok(found) => TriedEnd::Status(found.status()),
+        // In the terms of the policy, which names statuses of HTTP for those of gRPC too.
+        Ok(found) => TriedEnd::Status(grpc::status_of(found.status(), found.headers())),
         Err(error) => TriedEnd::Error(error.word()),
     }
 }

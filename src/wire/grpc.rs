@@ -102,6 +102,14 @@ impl Status {
     }
 }
 
+/// What a head says in the terms of HTTP, also where it says it in gRPC's.
+pub fn status_of(status: StatusCode, headers: &HeaderMap) -> StatusCode {
+    match status {
+        StatusCode::OK if is_grpc(headers) => Status::of(headers).map_or(status, Status::to_http),
+        _ => status,
+    }
+}
+
 impl From<Status> for HeaderValue {
     fn from(status: Status) -> Self {
         u16::from(status.0).into()
