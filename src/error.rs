@@ -417,6 +417,12 @@ impl Error {
         }
     }
 
+    /// Whether every call that waits for the same answer would have met it, and not only one with this
+    /// deadline or without a permit.
+    pub fn is_everyones(&self) -> bool {
+        self.origin() == Origin::Attempt || matches!(self, Self::CircuitOpen { .. })
+    }
+
     /// Whether the failure speaks against the upstream's health. A deadline counts only once the
     /// upstream had its fair chance, which the attempt judges; local refusals never count.
     pub fn counts_against_upstream(&self) -> bool {

@@ -69,6 +69,14 @@ pub async fn pursue(errand: &Errand) -> Result<Found, Error> {
     };
 
     // 6. Fallback: what the policy has instead.
+    fall_back(errand, found).await
+}
+
+/// Step six alone, for a call whose tries were another one's.
+///
+/// # Errors
+/// Those of `found`, when nothing stands in for it.
+pub async fn fall_back(errand: &Errand, found: Result<Found, Error>) -> Result<Found, Error> {
     match fallback::is_called_for(errand, &found) {
         // Boxed: the room would be part of every request.
         true => Box::pin(fallback::run(errand, found)).await,

@@ -52,13 +52,13 @@ pub async fn run(errand: &Errand, failed: Result<Found, Error>) -> Result<Found,
             }
             FallbackStep::Stale(allowance) => {
                 may_be_stale = false;
-                if let Some(found) = stale(errand, *allowance) {
+                if let Some(found) = stale(errand, *allowance, &failed) {
                     return Ok(found);
                 }
             }
             FallbackStep::Degraded(payload) => {
                 // What the cache's own rules allow comes before a payload that says nothing.
-                if may_be_stale && let Some(found) = stale(errand, Duration::ZERO) {
+                if may_be_stale && let Some(found) = stale(errand, Duration::ZERO, &failed) {
                     return Ok(found);
                 }
                 if may_be_fixed(errand, payload) {
@@ -67,7 +67,7 @@ pub async fn run(errand: &Errand, failed: Result<Found, Error>) -> Result<Found,
             }
         }
     }
-    if may_be_stale && let Some(found) = stale(errand, Duration::ZERO) {
+    if may_be_stale && let Some(found) = stale(errand, Duration::ZERO, &failed) {
         return Ok(found);
     }
     failed
@@ -97,9 +97,10 @@ async fn backup(errand: &Errand, name: &str) -> Option<Found> {
 }
 
 /// A kept answer whose freshness has ended, if it may be given.
-fn stale(errand: &Errand, allowance: Duration) -> Option<Found> {
+fn stale(errand: &Errand, allowance: Duration, failed: &Result<Found, Error>) -> Option<Found> {
     let recall = errand.recall.as_ref()?;
-    let answer = recall.stand_in(errand, allowance)?;
+    let mut answer = recall.stand_in(errand, allowance)?;
+    answer.note.is_for_one = is_for_one(failed);
     errand.lane.metrics().fallback(StandIn::Stale);
     Some(Found::whole(answer))
 }
@@ -108,8 +109,7 @@ fn stale(errand: &Errand, allowance: Duration) -> Option<Found> {
 /// an extended CONNECT (RFC 8441) takes any success for one.
 fn may_be_fixed(errand: &Errand, payload: &Degraded) -> bool {
     let call = &errand.call;
-    !grpc::is_call(&call.method, &call.headers)
-        && !(call.is_extended_connect && payload.status.is_success())
+    !grpc::is_call(&call.method, &call.headers) && !(call.is_extended_connect && payload.status.is_success())
 }
 
 /// The policy's payload.
@@ -134,8 +134,12 @@ fn fixed(errand: &Errand, payload: &Degraded, failed: &Result<Found, Error>) -> 
         is_acceptable: true,
         elapsed: None,
         hedge: None,
-        note: Note { cache: None, stand_in: Some(StandIn::Static) },
+        note: Note { stand_in: Some(StandIn::Static), is_for_one: is_for_one(failed), ..Note::default() },
     })
+}
+
+fn is_for_one(failed: &Result<Found, Error>) -> bool {
+    failed.as_ref().is_err_and(|error| !error.is_everyones())
 }
 
 fn end(failed: &Result<Found, Error>) -> TriedEnd {

@@ -18,14 +18,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::errand::{Errand, pursue};
+use super::errand::{Errand, fall_back, pursue};
 use super::found::{Found, Led, Live, Opened, Whole};
 use super::judge::is_stream;
 use super::recall::{self, Recall};
 use super::record::Recorder;
 use super::tail::Tail;
 use crate::call::{Call, CallBody, Fate, Progress, expects_continue};
-use crate::error::{Cause, Error, Origin, Stage};
+use crate::error::{Cause, Error, Stage};
 use crate::policy::deadline::end_of;
 use crate::policy::identity::{self, BodyDigest, Key};
 use crate::policy::singleflight::{Joined, Landing, Lead, Member};
@@ -50,14 +50,23 @@ struct Goods {
 /// # Errors
 /// Those of [`pursue`], the call's own or its leader's.
 pub async fn join(errand: Errand) -> Result<Found, Error> {
-    let Some(key) = key(&errand).await? else { return pursue(&errand).await };
+    let key = match key(&errand).await {
+        Ok(Some(key)) => key,
+        Ok(None) => return pursue(&errand).await,
+        Err(error) => return fall_back(&errand, Err(error)).await,
+    };
     loop {
         let mut member = match errand.proxy.flights().join(key) {
             Joined::Leader(member, lead) => return fly(errand, member, lead).await,
             Joined::Follower(member) => member,
         };
         errand.call.progress.enter(Stage::Head);
-        match until_deadline(&errand, member.landed()).await? {
+        let landing = match until_deadline(&errand, member.landed()).await {
+            Ok(landing) => landing,
+            // Its deadline is its own, and so is what stands in for the answer then.
+            Err(error) => return fall_back(&errand, Err(error)).await,
+        };
+        match landing {
             Landing::Shared(brought) => match brought.share(&errand.call) {
                 Some(shared) => {
                     errand.lane.metrics().coalesced();
@@ -138,11 +147,16 @@ async fn work(errand: Errand, lead: Lead<Brought>, leader: oneshot::Sender<Resul
         Ok(Found::Live(live)) if may_be_shared(&errand, &live) => {
             return read(&errand, live, lead, leader).await;
         }
+        // Others may have more time, or find a permit.
+        Ok(Found::Whole(whole)) if whole.note.is_for_one => {
+            lead.land(Landing::Again);
+            leader.send(Ok(Found::Whole(whole)))
+        }
         Ok(Found::Whole(whole)) => {
             lead.land(Landing::Shared(Brought::of(&errand, Ok((*whole).clone()))));
             leader.send(Ok(Found::Whole(whole)))
         }
-        Err(error) if is_everyones(&error) => {
+        Err(error) if error.is_everyones() => {
             lead.land(Landing::Shared(Brought::of(&errand, Err(error.clone()))));
             leader.send(Err(error))
         }
@@ -233,11 +247,6 @@ fn varies_by(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
         .filter(|name| !name.is_empty())
         .map(|name| HeaderName::from_bytes(name).ok().filter(|name| name != "*"))
         .collect()
-}
-
-/// Whether all that wait would have met the same.
-fn is_everyones(error: &Error) -> bool {
-    error.origin() == Origin::Attempt || matches!(error, Error::CircuitOpen { .. })
 }
 
 impl Brought {

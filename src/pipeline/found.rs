@@ -79,6 +79,8 @@ pub struct Note {
     pub cache: Option<CacheStatus>,
     /// It stands in for one that could not be had.
     pub stand_in: Option<StandIn>,
+    /// It stands in for what another call might well have had.
+    pub is_for_one: bool,
 }
 
 impl Note {

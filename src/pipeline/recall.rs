@@ -103,7 +103,7 @@ fn given(entry: &Entry, asked: Asked<'_>, rules: &config::Cache, now: Instant) -
         is_acceptable: true,
         elapsed: None,
         hedge: None,
-        note: Note { cache, stand_in: None },
+        note: Note { cache, ..Note::default() },
     }
 }
 
