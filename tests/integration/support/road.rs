@@ -85,13 +85,23 @@ impl Road {
 
     /// The same with further keys at the policy's top.
     pub async fn start_with(mode: Mode, stages: &str, keys: &str) -> Self {
+        Self::open(mode, stages, keys, "").await
+    }
+
+    /// The same with other upstreams beside it.
+    pub async fn start_beside(mode: Mode, stages: &str, others: &str) -> Self {
+        Self::open(mode, stages, "", others).await
+    }
+
+    async fn open(mode: Mode, stages: &str, keys: &str, others: &str) -> Self {
         let (pki, dns) = (Pki::new(), names().await);
         let setup = Upstream::on([127, 0, 0, 1]);
         let upstream = match mode.is_tls_upstream() {
             true => setup.tls(pki.server(&[HOST])).start().await,
             false => setup.start().await,
         };
-        let upstreams = format!("upstreams: {{ tool: {{ hosts: [{HOST}], {}, {stages} }} }}", mode.policy());
+        let tool = format!("tool: {{ hosts: [{HOST}], {}, {stages} }}", mode.policy());
+        let upstreams = format!("upstreams: {{ {tool}, {others} }}");
         let policy = format!("{}\n{keys}\n{upstreams}", intercept::base(&pki, &dns));
         let hedgerow = HedgerowProcess::start(&policy).await;
         let authority = format!("{HOST}:{}", upstream.address().port());
