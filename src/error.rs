@@ -350,7 +350,8 @@ impl Error {
             | Self::ConnectFailed(_)
             | Self::ConnectTimeout
             | Self::UpstreamReset(_)
-            | Self::UpstreamIncomplete(_) => true,
+            | Self::UpstreamIncomplete(_)
+            | Self::DeadlineExceeded { bound: Bound::AttemptTimeout, .. } => true,
             Self::InvalidRequest(_)
             | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)

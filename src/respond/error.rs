@@ -15,7 +15,7 @@ use super::headers::{PROXY_STATUS, VIA, X_HEDGEROW_TRIED, X_SHOULD_RETRY, tried}
 use super::rate_limit;
 use crate::call::{RequestId, Tried, TriedEnd};
 use crate::config::RateLimit;
-use crate::error::Error;
+use crate::error::{Error, Origin};
 use crate::wire::grpc;
 
 /// What a problem tells beside the error itself.
@@ -184,7 +184,9 @@ fn retry_after(wait: Duration, context: Context<'_>) -> Option<u64> {
 /// Whether another try by the caller cannot help: the SDKs would otherwise make two more.
 fn is_pointless(error: &Error, wait: Option<Duration>, context: Context<'_>) -> bool {
     match error {
-        Error::DeadlineExceeded { .. } | Error::EgressDenied { .. } => true,
+        Error::EgressDenied { .. } => true,
+        // Not an attempt's own timeout: the caller has time left.
+        _ if error.origin() == Origin::Deadline => true,
         _ if context.is_final => true,
         Error::CircuitOpen { .. } => match (wait, context.deadline) {
             (Some(wait), Some(deadline)) => context.now + wait >= deadline,
