@@ -126,6 +126,7 @@ pub struct Progress {
     peer: Mutex<Option<IpAddr>>,
     connection: AtomicU64,
     is_final: AtomicBool,
+    was_pushed_back: AtomicBool,
     tried: Mutex<Vec<Tried>>,
 }
 
@@ -239,6 +240,16 @@ impl Progress {
     /// Whether another try by the caller would do no good.
     pub fn is_final(&self) -> bool {
         self.is_final.load(Ordering::Relaxed)
+    }
+
+    /// An upstream has asked for fewer requests: none of the call is to be sent twice from now on.
+    pub fn push_back(&self) {
+        self.was_pushed_back.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether an upstream has asked for fewer requests.
+    pub fn was_pushed_back(&self) -> bool {
+        self.was_pushed_back.load(Ordering::Relaxed)
     }
 
     /// Notes an upstream that had no acceptable answer. The policy's chain bounds how many there are.

@@ -72,6 +72,7 @@ pub async fn run(this: Try<'_>, lane: &Lane, kind: AttemptKind) -> Result<Outcom
             }
             Some((kind, ended)) => {
                 if ended.as_ref().is_ok_and(|head| is_push_back(head.response.headers())) {
+                    progress.push_back();
                     hedging.disarm();
                 }
                 if kind == AttemptKind::Hedge {
@@ -107,6 +108,8 @@ pub async fn run(this: Try<'_>, lane: &Lane, kind: AttemptKind) -> Result<Outcom
 
 fn expired(this: Try<'_>) -> Error {
     this.call.progress.decide(Fate::Expired);
+    // Whatever the caller gets now, it has no time left for another try either.
+    this.call.progress.give_up();
     let stage = this.call.progress.stage();
     this.deadline.map_or(Error::Internal(Cause::NONE), |deadline| deadline.exceeded(stage))
 }
@@ -188,11 +191,13 @@ impl<'l> Hedging<'l> {
         let mut this_plan =
             Self { lane, next: None, spacing: Duration::ZERO, pays: true, left: 0, running: 0, started: 0 };
         let stages = lane.stages();
-        // A probe is alone by design, and an upgrade cannot be taken back.
+        // A probe is alone by design, an upgrade cannot be taken back, and who was asked to wait before this
+        // try does not come in double then.
         let is_probe = pass.admission.as_ref().is_some_and(|admission| admission.is_probe());
         if let Some(hedge) = &stages.hedge
             && !is_probe
             && this.call.upgrade.is_none()
+            && !this.call.progress.was_pushed_back()
             && this.call.is_idempotent(&hedge.methods, lane.route())
         {
             let plan = lane.hedge().plan(hedge, stages.extra_load.ratio, pass.at);
