@@ -99,18 +99,20 @@ async fn wait_for_token(
 }
 
 /// An upstream that asks for fewer calls is given its pause: the caller's credential for a 429 or a
-/// quota that is used up, everyone for a 503 (RFC 9110 sections 10.2.3 and 15.6.4).
+/// quota that is used up, everyone for a 503 that says until when (RFC 9110 sections 10.2.3 and 15.6.4).
 pub fn heed(lane: &Lane, call: &Call, response: &Response<()>, now: Instant) {
     let Some(rate) = &lane.stages().rate_limit else { return };
     let (headers, wall) = (response.headers(), SystemTime::now());
-    let wait = match response.status() {
+    let told = match response.status() {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => push_back::wait(headers, wall),
         _ => None,
     };
-    let Some(wait) = wait.or_else(|| push_back::exhausted(headers, wall)) else { return };
-    let whom = match response.status() {
-        StatusCode::SERVICE_UNAVAILABLE => Whom::Everyone,
-        _ => Whom::Credential(Credential::of(&call.headers)),
+    let (whom, wait) = match (response.status(), told) {
+        (StatusCode::SERVICE_UNAVAILABLE, Some(wait)) => (Whom::Everyone, wait),
+        _ => {
+            let Some(wait) = told.or_else(|| push_back::exhausted(headers, wall)) else { return };
+            (Whom::Credential(Credential::of(&call.headers)), wait)
+        }
     };
     lane.rate().pause(rate, whom, now + wait, now);
     lane.metrics().rate_limited(RateLimited::Paused);
