@@ -428,10 +428,9 @@ impl Error {
     /// upstream had its fair chance, which the attempt judges; local refusals never count.
     pub fn counts_against_upstream(&self) -> bool {
         match self.origin() {
-            Origin::Attempt | Origin::Deadline => match self {
-                Self::DeadlineExceeded { stage: Stage::Arrival | Stage::Queue, .. } => false,
-                _ => true,
-            },
+            Origin::Attempt | Origin::Deadline => {
+                !matches!(self, Self::DeadlineExceeded { stage: Stage::Arrival | Stage::Queue, .. })
+            }
             Origin::Request | Origin::Guard | Origin::Process => false,
         }
     }

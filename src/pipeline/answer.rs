@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::attempt::Head;
-use super::flight::Reader;
+use super::feed::LeaderBody;
 use super::found::{Found, Led, Live, Note, Opened, Whole};
 use super::ledger::Ledger;
 use super::record::Recorder;
@@ -120,12 +120,15 @@ pub fn deliver(found: Found, deadline: Option<&Deadline>, ledger: Ledger) -> Ans
         Found::Led(led) => {
             let Led { response, body, hedge, elapsed, at, note } = *led;
             let told = Told { elapsed: Some(elapsed), at, hedge, note };
-            stream(response, Source::Flight(body), told, None, ledger)
+            stream(response, Source::Led(body), told, None, ledger)
         }
         Found::Whole(whole) => {
             let Whole { response, elapsed, hedge, note, .. } = *whole;
-            let (head, body) = response.into_parts();
-            whole_answer(head, body, Told { elapsed, at: Instant::now(), hedge, note }, ledger)
+            let told = Told { elapsed, at: Instant::now(), hedge, note };
+            let policy = ledger.stages().and_then(|stages| stages.deadline.as_ref());
+            let end =
+                deadline.filter(|end| policy.is_some_and(|policy| end.covers_body(policy.covers, false)));
+            whole_answer(response, end.map(|end| end.at), told, ledger)
         }
     }
 }
@@ -159,12 +162,22 @@ fn stream(
     Answer { response: Response::from_parts(head, body), end, stall, refusal: None }
 }
 
-fn whole_answer(mut head: response::Parts, body: Bytes, told: Told, mut ledger: Ledger) -> Answer {
+/// One that goes out at once closes its account; a larger one is a body like any other.
+fn whole_answer(response: Response<Bytes>, end: Option<Instant>, told: Told, mut ledger: Ledger) -> Answer {
+    if response.body().len() > PIECE {
+        let (head, body) = response.into_parts();
+        let source = Source::Kept { body, end };
+        return stream(Response::from_parts(head, ()), source, told, None, ledger);
+    }
+    let (mut head, body) = response.into_parts();
     pass_on(&mut head, &told, &mut ledger);
     ledger.sent(body.len());
     ledger.complete();
     Answer::own(Response::from_parts(head, AnswerBody::full(body)), None)
 }
+
+/// What is passed on at once of a body that is all here.
+const PIECE: usize = 64 << 10;
 
 /// Makes a head ours.
 fn pass_on(head: &mut response::Parts, told: &Told, ledger: &mut Ledger) {
@@ -239,7 +252,7 @@ fn context<'a>(
         deadline,
         tried,
         is_final: ledger.progress().is_final(),
-        rate_limit: ledger.rate_limit(),
+        rate_limit: ledger.stages().and_then(|stages| stages.rate_limit.as_ref()),
     }
 }
 
@@ -256,11 +269,19 @@ pub struct Streaming {
 }
 
 /// Where a body comes from.
+#[expect(clippy::large_enum_variant, reason = "nearly all are the largest, and lie in a box")]
 enum Source {
     /// An upstream.
     Upstream(Tail),
     /// A flight, which reads it for others too.
-    Flight(Reader),
+    Led(LeaderBody),
+    /// Here: it was kept, or read for several.
+    Kept {
+        /// What is still to go out.
+        body: Bytes,
+        /// It must have gone out by then.
+        end: Option<Instant>,
+    },
     /// Nowhere any more.
     Over,
 }
@@ -269,7 +290,11 @@ impl Source {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self {
             Self::Upstream(tail) => tail.poll_frame(cx),
-            Self::Flight(reader) => reader.poll_frame(cx),
+            Self::Led(reader) => reader.poll_frame(cx),
+            Self::Kept { body, .. } => {
+                let piece = body.split_to(body.len().min(PIECE));
+                Poll::Ready(Some(piece).filter(|piece| !piece.is_empty()).map(|piece| Ok(Frame::data(piece))))
+            }
             Self::Over => Poll::Ready(None),
         }
     }
@@ -277,7 +302,8 @@ impl Source {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Upstream(tail) => tail.is_end_stream(),
-            Self::Flight(reader) => reader.is_end_stream(),
+            Self::Led(reader) => reader.is_end_stream(),
+            Self::Kept { body, .. } => body.is_empty(),
             Self::Over => true,
         }
     }
@@ -285,7 +311,8 @@ impl Source {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Upstream(tail) => tail.size_hint(),
-            Self::Flight(reader) => reader.size_hint(),
+            Self::Led(reader) => reader.size_hint(),
+            Self::Kept { body, .. } => SizeHint::with_exact(body.len() as u64),
             Self::Over => SizeHint::with_exact(0),
         }
     }
@@ -302,7 +329,8 @@ impl Source {
     fn end(&self) -> Option<Instant> {
         match self {
             Self::Upstream(tail) => tail.end(),
-            Self::Flight(reader) => reader.end(),
+            Self::Led(reader) => reader.end(),
+            Self::Kept { end, .. } => *end,
             Self::Over => None,
         }
     }
@@ -311,8 +339,8 @@ impl Source {
     fn stall(&self) -> Duration {
         match self {
             Self::Upstream(tail) => tail.stream_idle(),
-            Self::Flight(reader) => reader.stream_idle(),
-            Self::Over => OWN_STALL,
+            Self::Led(reader) => reader.stream_idle(),
+            Self::Kept { .. } | Self::Over => OWN_STALL,
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use http::header;
+
 use super::attempt::Try;
 use super::found::Found;
 use super::recall::{self, Learned, Recall};
@@ -25,6 +27,8 @@ pub struct Errand {
     pub deadline: Option<Deadline>,
     /// What the cache knows; `None` where it has no part in the call.
     pub recall: Option<Box<Recall>>,
+    /// It renews what is kept, and nobody waits for it.
+    pub is_renewal: bool,
 }
 
 impl Errand {
@@ -46,10 +50,14 @@ impl Errand {
 
 /// Where a call goes.
 pub fn place<'a>(lane: &'a Lane, call: &'a Call) -> Place<'a> {
+    // As the head is made that attempts send.
+    let keeps_host = call.is_unaware && !lane.is_elsewhere();
+    let host = call.headers.get(header::HOST).filter(|_| keeps_host);
     Place {
         scheme: call.scheme,
         authority: lane.upstream.authority().key(),
-        dialled: lane.dialled().key(),
+        host: host.map_or(b"", |host| host.as_bytes()),
+        passage: lane.passage(),
         pinned: call.pinned,
         target: &call.target,
     }
@@ -62,14 +70,22 @@ pub fn place<'a>(lane: &'a Lane, call: &'a Call) -> Place<'a> {
 /// What went wrong when nothing could be found.
 pub async fn pursue(errand: &Errand) -> Result<Found, Error> {
     // 5. Tries: attempts, hedged when slow, and again when they fail.
-    let tried = tries::run(errand.as_try(), &errand.lane).await;
-    let found = match recall::learn(errand, tried, true) {
-        Learned::Found(found) => found,
-        Learned::Mistaken => Box::pin(ask_plainly(errand)).await,
-    };
+    let found = ask(errand).await;
 
     // 6. Fallback: what the policy has instead.
     fall_back(errand, found).await
+}
+
+/// Step five alone.
+///
+/// # Errors
+/// What went wrong when no attempt got an answer.
+pub async fn ask(errand: &Errand) -> Result<Found, Error> {
+    let tried = tries::run(errand.as_try(), &errand.lane).await;
+    match recall::learn(errand, tried, true) {
+        Learned::Found(found) => found,
+        Learned::Mistaken => Box::pin(ask_plainly(errand)).await,
+    }
 }
 
 /// Step six alone, for a call whose tries were another one's.

@@ -7,12 +7,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::attempt::Try;
 use super::errand::Errand;
 use super::found::{Found, Note, Whole};
-use super::tries;
+use super::tries::{self, MAX_KEPT};
 use crate::call::{Fate, TriedEnd};
 use crate::config::{Degraded, FallbackStep};
 use crate::error::Error;
@@ -21,6 +21,9 @@ use crate::respond::degraded;
 use crate::telemetry::metrics::StandIn;
 use crate::upstream::registry::Lane;
 use crate::wire::{grpc, push_back};
+
+/// How long a backup waits for the rest of a bad answer of a known, small size.
+const READING: Duration = Duration::from_millis(50);
 
 /// Whether something else is to be looked for, and there is anything to look for.
 pub fn is_called_for(errand: &Errand, found: &Result<Found, Error>) -> bool {
@@ -40,10 +43,12 @@ pub fn is_called_for(errand: &Errand, found: &Result<Found, Error>) -> bool {
 pub async fn run(errand: &Errand, failed: Result<Found, Error>) -> Result<Found, Error> {
     let (lane, progress) = (&errand.lane, &errand.call.progress);
     progress.note_tried(lane.policy().name.clone(), end(&failed));
+    let mut failed = failed;
     let mut may_be_stale = true;
     for step in lane.stages().fallback.iter() {
         match step {
             FallbackStep::Upstream(name) => {
+                failed = let_go(errand, failed).await;
                 if let Some(found) = backup(errand, name).await {
                     return Ok(found);
                 }
@@ -71,6 +76,28 @@ pub async fn run(errand: &Errand, failed: Result<Found, Error>) -> Result<Found,
         return Ok(found);
     }
     failed
+}
+
+/// Lets the upstream's guards go before a backup is asked, which may take its time: they are to know now what
+/// the upstream did, and its permit is for others. Its answer is read to its end, if that comes at once, and kept as
+/// far as it can be.
+async fn let_go(errand: &Errand, failed: Result<Found, Error>) -> Result<Found, Error> {
+    match failed {
+        Ok(Found::Live(mut live)) => {
+            live.head.judge.settle(Instant::now());
+            live.head.permit = None;
+            let length = live.head.exchange.size_hint().upper();
+            if length.is_none_or(|length| length > MAX_KEPT as u64) {
+                return Ok(Found::Live(live));
+            }
+            let read = Found::Live(live).read(errand.deadline.as_ref(), MAX_KEPT);
+            match timeout(READING, read).await {
+                Ok(Some(whole)) => Ok(Found::whole(whole)),
+                _ => Err(Error::UpstreamIncomplete("its bad answer did not come whole at once".into())),
+            }
+        }
+        other => other,
+    }
 }
 
 /// The backup's answer, if it is acceptable.
@@ -109,7 +136,8 @@ fn stale(errand: &Errand, allowance: Duration, failed: &Result<Found, Error>) ->
 /// an extended CONNECT (RFC 8441) takes any success for one.
 fn may_be_fixed(errand: &Errand, payload: &Degraded) -> bool {
     let call = &errand.call;
-    !grpc::is_call(&call.method, &call.headers) && !(call.is_extended_connect && payload.status.is_success())
+    let opens_tunnel = call.is_extended_connect && payload.status.is_success();
+    !opens_tunnel && !grpc::is_call(&call.method, &call.headers)
 }
 
 /// The policy's payload.

@@ -7,29 +7,24 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http_body::{Frame, SizeHint};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use http::{Method, Response, StatusCode};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
-use super::errand::{Errand, fall_back, pursue};
+use super::errand::{Errand, ask, fall_back, pursue};
+use super::feed::{Rest, feed};
 use super::found::{Found, Led, Live, Opened, Whole};
 use super::judge::is_stream;
 use super::recall::{self, Recall};
-use super::record::Recorder;
-use super::tail::Tail;
 use crate::call::{Call, CallBody, Fate, Progress, expects_continue};
 use crate::error::{Cause, Error, Stage};
 use crate::policy::deadline::end_of;
 use crate::policy::identity::{self, BodyDigest, Key};
 use crate::policy::singleflight::{Joined, Landing, Lead, Member};
 use crate::respond::headers::CacheStatus;
+use crate::telemetry::metrics::StandIn;
 use crate::wire::cache_control;
 use crate::wire::replay::BodyLost;
 
@@ -80,6 +75,25 @@ pub async fn join(errand: Errand) -> Result<Found, Error> {
     }
 }
 
+/// What decides, beside the credentials, whether one call's answer does for another: which part of it is wanted, what
+/// the caller has of it already (a 304 or 412 is for nobody else), how new it has to be, as what a body is read, and
+/// what is to be done with it.
+static DECISIVE: [HeaderName; 13] = [
+    header::RANGE,
+    header::IF_RANGE,
+    header::IF_MATCH,
+    header::IF_NONE_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_UNMODIFIED_SINCE,
+    header::CACHE_CONTROL,
+    header::PRAGMA,
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    HeaderName::from_static("idempotency-key"),
+    HeaderName::from_static("x-amz-target"),
+    HeaderName::from_static("soapaction"),
+];
+
 /// What tells the call from others under way, if it may share their answer; `None` when it goes its own way.
 /// A body is read for it, as far as it is kept for replay.
 async fn key(errand: &Errand) -> Result<Option<Key>, Error> {
@@ -91,7 +105,7 @@ async fn key(errand: &Errand) -> Result<Option<Key>, Error> {
         return Ok(None);
     }
     let Some(body) = until_deadline(errand, digest(call)).await?? else { return Ok(None) };
-    let fields = rules.vary.iter().chain([&header::RANGE]);
+    let fields = rules.vary.iter().chain(&DECISIVE);
     Ok(Some(Key::of(errand.place(), &call.method, &call.headers, fields, Some(&body))))
 }
 
@@ -128,23 +142,27 @@ async fn fly(errand: Errand, member: Member<Brought>, lead: Lead<Brought>) -> Re
 pub fn renew(errand: Errand, recall: Option<Box<Recall>>) {
     let Some(recall) = recall else { return };
     let Some(place) = errand.proxy.place_for_renewal() else { return };
-    let key = recall.key();
+    let Some(key) = recall.key() else { return };
     let errand = recall::renewal(Errand { recall: Some(recall), ..errand });
     let Joined::Leader(member, lead) = errand.proxy.flights().join(key) else { return };
     let deadline = errand.deadline.clone();
     tokio::spawn(async move {
         let _place = place;
         if let Ok(found) = fly(errand, member, lead).await {
-            found.drain(deadline.as_ref()).await;
+            found.read_out(deadline.as_ref()).await;
         }
     });
 }
 
 async fn work(errand: Errand, lead: Lead<Brought>, leader: oneshot::Sender<Result<Found, Error>>) {
-    let found = pursue(&errand).await;
+    let found = match errand.is_renewal {
+        // Nobody waits for it, so nothing need stand in.
+        true => ask(&errand).await,
+        false => pursue(&errand).await,
+    };
     // Where the leader has left, what was sent to it is dropped.
     let _ = match found {
-        Ok(Found::Live(live)) if may_be_shared(&errand, &live) => {
+        Ok(Found::Live(live)) if is_small(&errand, &live) && may_be_shared(&errand, &live.head.response) => {
             return read(&errand, live, lead, leader).await;
         }
         // Others may have more time, or find a permit.
@@ -152,7 +170,10 @@ async fn work(errand: Errand, lead: Lead<Brought>, leader: oneshot::Sender<Resul
             lead.land(Landing::Again);
             leader.send(Ok(Found::Whole(whole)))
         }
-        Ok(Found::Whole(whole)) => {
+        // The policy's own words are for everyone, whatever they say to caches.
+        Ok(Found::Whole(whole))
+            if whole.note.stand_in == Some(StandIn::Static) || may_be_shared(&errand, &whole.response) =>
+        {
             lead.land(Landing::Shared(Brought::of(&errand, Ok((*whole).clone()))));
             leader.send(Ok(Found::Whole(whole)))
         }
@@ -160,7 +181,7 @@ async fn work(errand: Errand, lead: Lead<Brought>, leader: oneshot::Sender<Resul
             lead.land(Landing::Shared(Brought::of(&errand, Err(error.clone()))));
             leader.send(Err(error))
         }
-        Ok(found @ (Found::Live(_) | Found::Led(_))) => {
+        Ok(found) => {
             lead.land(Landing::Alone);
             leader.send(Ok(found))
         }
@@ -180,30 +201,30 @@ async fn read(
 ) {
     let Opened { response, mut tail, hedge, elapsed, at, note, mut recorder } =
         live.open(errand.deadline.as_ref());
-    let (pass, body) = Reader::of(&tail);
+    let (feed, body) = feed(&tail, max_body(errand), errand.proxy.gathered());
     let led = Led { response: response.clone(), body, hedge, elapsed, at, note };
+    // Where the leader has left, others wait.
     let _ = leader.send(Ok(Found::Led(Box::new(led))));
 
-    let limit = max_body(errand);
-    let mut body = BytesMut::new();
     while !tail.is_end_stream() {
         match tail.frame().await {
             None => break,
-            Some(Ok(frame)) => {
-                let data = frame.data_ref().filter(|data| body.len() + data.len() <= limit);
-                let Some(data) = data else {
-                    // Too large, or with trailers: the leader goes on alone.
+            Some(Ok(frame)) => match frame.data_ref() {
+                Some(data) if feed.push(data) => {
+                    recorder = recorder.and_then(|mut recorder| recorder.keep(data).then_some(recorder));
+                }
+                // Too large, or with trailers: the leader goes on alone.
+                _ => {
                     lead.land(Landing::Alone);
-                    pass.send(Part::Frame(frame));
-                    return pass.send(Part::Rest(Box::new((tail, recorder))));
-                };
-                body.extend_from_slice(data);
-                recorder = recorder.and_then(|mut recorder| recorder.keep(data).then_some(recorder));
-                pass.send(Part::Frame(frame));
-            }
+                    return feed.hand_over(Rest { frame: Some(frame), tail, recorder });
+                }
+            },
             Some(Err(error)) => {
-                lead.land(Landing::Shared(Brought::of(errand, Err(error.clone()))));
-                return pass.send(Part::Broken(error));
+                lead.land(match error.is_everyones() {
+                    true => Landing::Shared(Brought::of(errand, Err(error.clone()))),
+                    false => Landing::Again,
+                });
+                return feed.fail(error);
             }
         }
     }
@@ -211,11 +232,11 @@ async fn read(
     if let Some(recorder) = recorder {
         recorder.complete();
     }
-    let response = response.map(|()| body.freeze());
+    let response = response.map(|()| feed.whole());
     // Only what an upstream has just said is read here, and it is as good as it is to the leader.
     let whole = Whole { response, is_acceptable: true, elapsed: None, hedge: None, note };
     lead.land(Landing::Shared(Brought::of(errand, Ok(whole))));
-    pass.send(Part::End);
+    feed.finish();
 }
 
 fn max_body(errand: &Errand) -> usize {
@@ -224,14 +245,17 @@ fn max_body(errand: &Errand) -> usize {
     rules.or(stages.cache.as_ref().map(|cache| cache.max_body)).unwrap_or(0)
 }
 
-/// Whether the answer, as far as its head tells, may be given to others with the same key: they have sent
-/// the same credentials, but it may be for nobody's eyes but one caller's.
-fn may_be_shared(errand: &Errand, live: &Live) -> bool {
-    let headers = live.head.response.headers();
-    let length = live.head.exchange.size_hint().lower();
+/// Whether the answer has room in a flight, as far as its head tells.
+fn is_small(errand: &Errand, live: &Live) -> bool {
+    live.head.exchange.size_hint().lower() <= max_body(errand) as u64
+}
+
+/// Whether an answer with this head may be given to others with the same key: they have sent the same credentials,
+/// but it may be for nobody's eyes but one caller's.
+fn may_be_shared<T>(errand: &Errand, response: &Response<T>) -> bool {
+    let headers = response.headers();
     let is_private = || cache_control::has(headers, "private") && !identity::is_shown(&errand.call.headers);
-    length <= max_body(errand) as u64
-        && live.head.response.status() != http::StatusCode::SWITCHING_PROTOCOLS
+    response.status() != StatusCode::SWITCHING_PROTOCOLS
         && !is_stream(headers)
         && !headers.contains_key(header::SET_COOKIE)
         && !cache_control::has(headers, "no-store")
@@ -271,7 +295,8 @@ impl Brought {
         call.progress.follow(progress);
         Some(result.clone().map(|mut whole| {
             let stored = matches!(whole.note.cache, Some(CacheStatus::Forwarded { stored: true, .. }));
-            if whole.note.stand_in.is_none() {
+            // Unless it is no upstream's: one that is kept says so itself.
+            if matches!(whole.note.stand_in, None | Some(StandIn::Backup)) {
                 let forwarded = CacheStatus::Forwarded { why: "miss", status: None, stored, collapsed: true };
                 whole.note.cache = Some(forwarded);
             }
@@ -290,124 +315,5 @@ async fn until_deadline<T>(errand: &Errand, work: impl Future<Output = T>) -> Re
             errand.call.progress.decide(Fate::Expired);
             Err(deadline.exceeded(Stage::Head))
         }
-    }
-}
-
-/// The leader's way through a body that a flight reads.
-pub struct Reader {
-    parts: UnboundedReceiver<Part>,
-    /// From `Content-Length`.
-    left: Option<u64>,
-    is_over: bool,
-    rest: Option<Box<(Tail, Option<Box<Recorder>>)>>,
-    end: Option<Instant>,
-    stream_idle: Duration,
-    /// As long as the leader reads it belongs to the flight.
-    member: Option<Member<Brought>>,
-}
-
-enum Part {
-    Frame(Frame<Bytes>),
-    /// All has been said.
-    End,
-    /// There is more, which only the leader reads.
-    Rest(Box<(Tail, Option<Box<Recorder>>)>),
-    /// The body ends here, and it is not whole.
-    Broken(Error),
-}
-
-/// The flight's end. What waits in it is bounded by what a flight reads: `max_body`.
-struct Pass(UnboundedSender<Part>);
-
-impl Pass {
-    /// Where the leader has left, what was sent to it is dropped.
-    fn send(&self, part: Part) {
-        let _ = self.0.send(part);
-    }
-}
-
-impl Reader {
-    fn of(tail: &Tail) -> (Pass, Self) {
-        let (pass, parts) = unbounded_channel();
-        let reader = Self {
-            parts,
-            left: tail.size_hint().exact(),
-            is_over: tail.is_end_stream(),
-            rest: None,
-            end: tail.end(),
-            stream_idle: tail.stream_idle(),
-            member: None,
-        };
-        (Pass(pass), reader)
-    }
-
-    /// Reads on.
-    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        loop {
-            if self.is_over {
-                return Poll::Ready(None);
-            }
-            if let Some(rest) = &mut self.rest {
-                let (tail, recorder) = &mut **rest;
-                let frame = ready!(tail.poll_frame(cx));
-                self.is_over = !matches!(frame, Some(Ok(_))) || tail.is_end_stream();
-                *recorder = match (recorder.take(), &frame) {
-                    (Some(mut recorder), Some(Ok(frame))) => {
-                        let is_kept = frame.data_ref().is_some_and(|data| recorder.keep(data));
-                        Some(recorder).filter(|_| is_kept)
-                    }
-                    (recorder, _) => recorder,
-                };
-                if self.is_over
-                    && !matches!(frame, Some(Err(_)))
-                    && let Some(recorder) = recorder.take()
-                {
-                    recorder.complete();
-                }
-                return Poll::Ready(frame);
-            }
-            match ready!(self.parts.poll_recv(cx)) {
-                Some(Part::Frame(frame)) => {
-                    let length = frame.data_ref().map_or(0, Bytes::len) as u64;
-                    self.left = self.left.map(|left| left.saturating_sub(length));
-                    self.is_over = self.left == Some(0) || frame.is_trailers();
-                    return Poll::Ready(Some(Ok(frame)));
-                }
-                Some(Part::Rest(rest)) => self.rest = Some(rest),
-                Some(Part::End) => self.is_over = true,
-                Some(Part::Broken(error)) => {
-                    self.is_over = true;
-                    return Poll::Ready(Some(Err(error)));
-                }
-                None => {
-                    self.is_over = true;
-                    return Poll::Ready(Some(Err(Error::Internal(Cause::from("a flight was lost")))));
-                }
-            }
-        }
-    }
-
-    /// Whether nothing is left to read.
-    pub fn is_end_stream(&self) -> bool {
-        self.is_over
-    }
-
-    /// How much is to come.
-    pub fn size_hint(&self) -> SizeHint {
-        match (self.is_over, self.left) {
-            (true, _) => SizeHint::with_exact(0),
-            (false, Some(left)) => SizeHint::with_exact(left),
-            (false, None) => SizeHint::default(),
-        }
-    }
-
-    /// When the body must have come and gone out.
-    pub fn end(&self) -> Option<Instant> {
-        self.end
-    }
-
-    /// The longest silence of a body that no deadline covers.
-    pub fn stream_idle(&self) -> Duration {
-        self.stream_idle
     }
 }

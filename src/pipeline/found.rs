@@ -9,7 +9,7 @@ use http::{HeaderMap, Response, StatusCode};
 use tokio::time::Instant;
 
 use super::attempt::Head;
-use super::flight::Reader;
+use super::feed::LeaderBody;
 use super::judge::is_stream;
 use super::race::Outcome;
 use super::record::Recorder;
@@ -46,7 +46,7 @@ pub struct Led {
     /// The head, without its hop-by-hop fields.
     pub response: Response<()>,
     /// The body.
-    pub body: Reader,
+    pub body: LeaderBody,
     /// How its hedge ended.
     pub hedge: Option<HedgeEnd>,
     /// From passing the gates to the head.
@@ -126,7 +126,7 @@ impl Found {
     }
 
     /// Reads the answer to its end for the sake of the cache alone.
-    pub async fn drain(self, deadline: Option<&Deadline>) {
+    pub async fn read_out(self, deadline: Option<&Deadline>) {
         match self {
             Self::Whole(_) => {}
             Self::Led(mut led) => while let Some(Ok(_)) = poll_fn(|cx| led.body.poll_frame(cx)).await {},

@@ -16,6 +16,8 @@ use crate::policy::identity::Credential;
 use crate::policy::rate_limit::{TooLate, Whom};
 use crate::telemetry::metrics::RateLimited;
 use crate::upstream::registry::Lane;
+use crate::upstream::rewrite;
+use crate::wire::credentials::is_credential;
 use crate::wire::push_back;
 
 /// What an attempt holds once it has passed. Dropping it gives all back.
@@ -46,32 +48,57 @@ pub async fn enter(
         lane.breaker().check(breaker, now).map_err(|refusal| open(lane, refusal))?;
     }
     let mut at = now;
+    let mut tokens = request.and_then(|headers| Some((stages.rate_limit.as_ref()?, headers)));
+    // Who is paused waits for that in front of the bulkhead: the permits are for those who may go.
+    if let Some((rate, headers)) = tokens
+        && lane.rate().is_paused(|| who(lane, headers), now)
+    {
+        at = Box::pin(wait_for_token(lane, rate, headers, progress, at, deadline)).await?;
+        tokens = None;
+    }
     let permit = match &stages.bulkhead {
         None => None,
         Some(bulkhead) => Some(match lane.bulkhead().try_acquire(bulkhead) {
             Some(permit) => permit,
             None => {
                 progress.enter(Stage::Queue);
-                let permit = lane.bulkhead().acquire(bulkhead, now, deadline).await.map_err(|refused| {
+                let since = at;
+                let permit = lane.bulkhead().acquire(bulkhead, since, deadline).await.map_err(|refused| {
                     lane.metrics().bulkhead_rejected();
                     match refused {
                         Refused::Full | Refused::TooLate => Error::BulkheadFull,
                     }
                 })?;
                 at = Instant::now();
-                progress.queued(at.saturating_duration_since(now));
+                progress.queued(at.saturating_duration_since(since));
                 permit
             }
         }),
     };
-    if let (Some(rate), Some(headers)) = (&stages.rate_limit, request)
-        && !lane.rate().try_acquire_for(rate, || Credential::of(headers), at)
+    if let Some((rate, headers)) = tokens
+        && !lane.rate().try_acquire_for(rate, || who(lane, headers), at)
     {
         // Boxed: the room would be part of every request.
         at = Box::pin(wait_for_token(lane, rate, headers, progress, at, deadline)).await?;
     }
     let admission = admit(lane, at)?;
     Ok(Pass { permit, admission, at })
+}
+
+/// Who asks in the upstream's eyes: by the caller's credentials, unless the policy puts its own in their place.
+fn who(lane: &Lane, headers: &HeaderMap) -> Option<Credential> {
+    let rules = lane.policy().rewrite.as_ref().filter(|rules| {
+        let set = rules.set.iter().map(|(name, _)| name);
+        set.chain(&rules.remove).any(is_credential)
+    });
+    match rules {
+        None => Credential::of(headers),
+        Some(rules) => {
+            let mut sent = headers.clone();
+            rewrite::fields(rules, &mut sent);
+            Credential::of(&sent)
+        }
+    }
 }
 
 /// Waits for a rate token where one comes in time; when it had it.
@@ -84,7 +111,7 @@ async fn wait_for_token(
     deadline: Option<Instant>,
 ) -> Result<Instant, Error> {
     progress.enter(Stage::Queue);
-    match lane.rate().acquire(rate, Credential::of(headers), now, deadline).await {
+    match lane.rate().acquire(rate, who(lane, headers), now, deadline).await {
         Ok(()) => {
             lane.metrics().rate_limited(RateLimited::Waited);
             let at = Instant::now();
@@ -111,7 +138,7 @@ pub fn heed(lane: &Lane, call: &Call, response: &Response<()>, now: Instant) {
         (StatusCode::SERVICE_UNAVAILABLE, Some(wait)) => (Whom::Everyone, wait),
         _ => {
             let Some(wait) = told.or_else(|| push_back::exhausted(headers, wall)) else { return };
-            (Whom::Credential(Credential::of(&call.headers)), wait)
+            (Whom::Credential(who(lane, &call.headers)), wait)
         }
     };
     lane.rate().pause(rate, whom, now + wait, now);
@@ -136,7 +163,7 @@ pub fn try_enter(lane: &Lane, now: Instant) -> Result<Pass, Closed> {
 /// A rate token if one is free now. Taken last, since it cannot be given back.
 pub fn try_token(lane: &Lane, headers: &HeaderMap, now: Instant) -> bool {
     let rate = lane.stages().rate_limit.as_ref();
-    rate.is_none_or(|rate| lane.rate().try_acquire_for(rate, || Credential::of(headers), now))
+    rate.is_none_or(|rate| lane.rate().try_acquire_for(rate, || who(lane, headers), now))
 }
 
 /// Which gate a hedge found closed.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Proxy;
 use super::found::Note;
 use crate::call::{Progress, RequestId};
-use crate::config::{AccessLog, RateLimit};
+use crate::config::{AccessLog, Stages};
 use crate::error::Error;
 use crate::policy::deadline::Arrival;
 use crate::respond::headers::HedgeEnd;
@@ -102,9 +102,9 @@ impl Ledger {
         self.lane.as_ref().map(|lane| &*lane.policy().name)
     }
 
-    /// The upstream's rate limit, once it is known.
-    pub fn rate_limit(&self) -> Option<&RateLimit> {
-        self.lane.as_ref().and_then(|lane| lane.stages().rate_limit.as_ref())
+    /// The upstream's stages, once it is known.
+    pub fn stages(&self) -> Option<&Stages> {
+        self.lane.as_ref().map(Lane::stages)
     }
 
     /// The request goes to this upstream.

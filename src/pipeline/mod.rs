@@ -22,6 +22,7 @@ pub mod answer;
 pub mod attempt;
 pub mod errand;
 pub mod fallback;
+pub mod feed;
 pub mod flight;
 pub mod found;
 pub mod gate;
@@ -100,15 +101,21 @@ pub async fn journey(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> 
         let policy = lane.stages().deadline.as_ref();
         deadline = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
         let call = target::call(proxy, intake, &lane, target, &ledger);
-        let mut errand =
-            Errand { proxy: proxy.clone(), lane, call, deadline: deadline.clone(), recall: None };
+        let mut errand = Errand {
+            proxy: proxy.clone(),
+            lane,
+            call,
+            deadline: deadline.clone(),
+            recall: None,
+            is_renewal: false,
+        };
 
         // 3. Cache: a fresh answer at once.
         match recall::look(&errand.lane, &errand.call)? {
             Recalled::Nothing => {}
             Recalled::Answer(answer, renewed) => {
                 flight::renew(errand, renewed);
-                return Ok(Found::whole(answer));
+                return Ok(Found::Whole(answer));
             }
             Recalled::Ask(recall) => errand.recall = Some(recall),
         }

@@ -21,9 +21,6 @@ use crate::wire::target::Scheme;
 
 static ENVOY_EXPECTED_TIMEOUT: HeaderName = HeaderName::from_static("x-envoy-expected-rq-timeout-ms");
 
-/// What makes a request conditional on something that the caller has of its upstream (RFC 9110 section 13.1).
-static CONDITIONS: [HeaderName; 3] = [header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE, header::IF_RANGE];
-
 /// Fields that an attempt adds at most.
 const OWN_FIELDS: usize = 8;
 
@@ -89,9 +86,8 @@ pub fn request(this: Try<'_>, lane: &Lane, number: u32, version: Version) -> Res
     }
 
     match lane.is_stand_in() {
-        // What the caller, or the cache, has is another upstream's.
-        true => CONDITIONS.iter().for_each(|name| drop(headers.remove(name))),
-        false => set_all(&mut headers, this.validators),
+        true => forget_conditions(&mut headers),
+        false => make_conditional(&mut headers, this.validators),
     }
 
     let mut target = call.target.clone();
@@ -168,11 +164,24 @@ fn tell_deadline(headers: &mut HeaderMap, deadline: &Deadline, lane: &Lane) {
     }
 }
 
-/// Sets the cache's conditions in the place of the caller's, which the cache judges itself.
-fn set_all(headers: &mut HeaderMap, validators: &[(HeaderName, HeaderValue)]) {
+/// Sets the cache's conditions in the place of the caller's, which the cache judges itself. `If-Range` stays:
+/// it is about the part that is wanted if the answer is not what is kept.
+fn make_conditional(headers: &mut HeaderMap, validators: &[(HeaderName, HeaderValue)]) {
     if !validators.is_empty() {
-        CONDITIONS.iter().for_each(|name| drop(headers.remove(name)));
+        headers.remove(header::IF_NONE_MATCH);
+        headers.remove(header::IF_MODIFIED_SINCE);
         headers.extend(validators.iter().cloned());
+    }
+}
+
+/// What the caller has is its own upstream's, and says nothing to another one. Nor can a part of another
+/// one's answer complete it.
+fn forget_conditions(headers: &mut HeaderMap) {
+    for name in [header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE] {
+        headers.remove(name);
+    }
+    if headers.remove(header::IF_RANGE).is_some() {
+        headers.remove(header::RANGE);
     }
 }
 

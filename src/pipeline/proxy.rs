@@ -12,6 +12,7 @@ use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::feed::Gathered;
 use super::flight::Brought;
 use crate::config::Config;
 use crate::error::Error;
@@ -33,6 +34,7 @@ pub struct Proxy {
     interceptor: Option<Interceptor>,
     replay: Arc<ReplayAllowance>,
     flights: Flights<Brought>,
+    gathered: Arc<Gathered>,
     renewals: Arc<Semaphore>,
     metrics: Arc<Metrics>,
     default_metrics: Arc<UpstreamMetrics>,
@@ -66,6 +68,7 @@ impl Proxy {
             interceptor,
             replay: ReplayAllowance::new(),
             flights: Flights::new(),
+            gathered: Arc::default(),
             renewals: Arc::new(Semaphore::new(MOST_RENEWALS)),
             default_metrics: metrics.upstream(&"default".into()),
             metrics,
@@ -126,6 +129,11 @@ impl Proxy {
     /// The flights under way.
     pub fn flights(&self) -> &Flights<Brought> {
         &self.flights
+    }
+
+    /// What the flights have gathered.
+    pub(super) fn gathered(&self) -> &Arc<Gathered> {
+        &self.gathered
     }
 
     /// Leave to renew a kept answer beside all calls; `None` when enough are being renewed.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::header::{self, HeaderName, HeaderValue};
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use tokio::time::Instant;
 
 use super::errand::{Errand, place};
@@ -23,8 +23,8 @@ use crate::wire::hop_by_hop;
 
 /// What the cache knows about a call that goes on to the upstream.
 pub struct Recall {
-    store: Arc<Store>,
-    key: Key,
+    /// Where an answer is kept; `None` where the cache has no part in the call.
+    kept_in: Option<(Arc<Store>, Key)>,
     /// Kept, but not to be given unasked.
     entry: Option<Arc<Entry>>,
     /// Why the upstream is asked.
@@ -37,7 +37,7 @@ pub enum Recalled {
     /// The cache has no part in the call.
     Nothing,
     /// An answer. With a recall it is stale, and to be renewed meanwhile.
-    Answer(Whole, Option<Box<Recall>>),
+    Answer(Box<Whole>, Option<Box<Recall>>),
     /// The upstream has to be asked.
     Ask(Box<Recall>),
 }
@@ -54,31 +54,30 @@ pub fn look(lane: &Lane, call: &Call) -> Result<Recalled, Error> {
         return Ok(Recalled::Nothing);
     }
     let (asked, now) = (asked(lane, call), Instant::now());
-    let mut recall = Recall {
-        key: Key::of(asked.place, &Method::GET, &call.headers, &rules.vary, None),
-        store: store.clone(),
-        entry: None,
-        why: passes_by(asked, call).unwrap_or(Why::UriMiss),
-        validators: Vec::new(),
-    };
-    if recall.why == Why::UriMiss {
-        match store.find(&recall.key, &call.headers) {
-            Ok(entry) => match entry.judge(asked, rules, now) {
-                Verdict::Fresh => {
-                    lane.metrics().cache(CacheResult::Hit);
-                    return Ok(Recalled::Answer(given(&entry, asked, rules, now), None));
-                }
-                Verdict::StaleUsable => {
-                    lane.metrics().cache(CacheResult::Stale);
-                    let answer = given(&entry, asked, rules, now);
-                    recall.validate(entry, Why::Stale);
-                    return Ok(Recalled::Answer(answer, Some(Box::new(recall))));
-                }
-                Verdict::Validate(why) => recall.validate(entry, why),
-                Verdict::Miss(why) => recall.why = why,
-            },
-            Err(why) => recall.why = why,
-        }
+    let mut recall = Recall { kept_in: None, entry: None, why: Why::UriMiss, validators: Vec::new() };
+    if let Some(why) = passes_by(asked, call) {
+        lane.metrics().cache(CacheResult::Bypass);
+        recall.why = why;
+        return Ok(Recalled::Ask(Box::new(recall)));
+    }
+    let key = Key::of(asked.place, &Method::GET, &call.headers, &rules.vary, None);
+    recall.kept_in = Some((store.clone(), key));
+    match store.find(&key, &call.headers) {
+        Ok(entry) => match entry.judge(asked, rules, now) {
+            Verdict::Fresh => {
+                lane.metrics().cache(CacheResult::Hit);
+                return Ok(Recalled::Answer(Box::new(given(&entry, asked, rules, now)), None));
+            }
+            Verdict::StaleUsable => {
+                lane.metrics().cache(CacheResult::Stale);
+                let answer = given(&entry, asked, rules, now);
+                recall.validate(entry, Why::Stale);
+                return Ok(Recalled::Answer(Box::new(answer), Some(Box::new(recall))));
+            }
+            Verdict::Validate(why) => recall.validate(entry, why),
+            Verdict::Miss(why) => recall.why = why,
+        },
+        Err(why) => recall.why = why,
     }
     if cache::is_only_if_cached(&call.headers) {
         return Err(Error::NotCached);
@@ -139,8 +138,8 @@ impl Recall {
     }
 
     /// The key under which a renewal is told from others.
-    pub fn key(&self) -> Key {
-        self.key
+    pub fn key(&self) -> Option<Key> {
+        self.kept_in.as_ref().map(|(_, key)| *key)
     }
 
     fn note(&self, status: Option<StatusCode>, stored: bool) -> Option<CacheStatus> {
@@ -160,22 +159,44 @@ pub enum Learned {
 /// Looks at what the upstream has answered: confirms what is kept, keeps what may be kept, and forgets
 /// what a request has changed.
 pub fn learn(errand: &Errand, tried: Result<Found, Error>, was_validated: bool) -> Learned {
-    let Some(recall) = &errand.recall else { return Learned::Found(tried) };
-    let live = match tried {
+    let mut live = match tried {
         // What another upstream says, as a hedge may have it, says nothing about what is kept of this one.
         Ok(Found::Live(live)) if !live.head.lane.is_stand_in() => live,
         other => return Learned::Found(other),
     };
+    forget_what_changed(errand, &live);
+    let Some(recall) = &errand.recall else { return Learned::Found(Ok(Found::Live(live))) };
     let is_confirmed = was_validated && live.head.response.status() == StatusCode::NOT_MODIFIED;
-    match &recall.entry {
-        Some(entry) if is_confirmed && !recall.validators.is_empty() => confirm(errand, recall, entry, live),
-        _ => Learned::Found(Ok(Found::Live(keep(errand, recall, live)))),
+    if let (Some((store, key)), Some(entry)) = (&recall.kept_in, &recall.entry)
+        && is_confirmed
+        && !recall.validators.is_empty()
+    {
+        return confirm(errand, recall, (store, *key, entry), live);
+    }
+    live.note.cache = recall.note(None, false);
+    if let Some((store, key)) = &recall.kept_in {
+        errand.lane.metrics().cache(CacheResult::Miss);
+        keep(errand, recall, (store, *key), &mut live);
+    }
+    Learned::Found(Ok(Found::Live(live)))
+}
+
+/// What an unsafe request has changed must be validated before it is given again, wherever the policy keeps
+/// answers (RFC 9111 section 4.4).
+fn forget_what_changed(errand: &Errand, live: &Live) {
+    let (lane, call) = (&errand.lane, &errand.call);
+    if call.method.is_safe() || lane.caches().next().is_none() {
+        return;
+    }
+    let (status, headers) = (live.head.response.status(), live.head.response.headers());
+    for resource in cache::touched(asked(lane, call), status, headers) {
+        lane.caches().for_each(|store| store.forget(&resource, Instant::now()));
     }
 }
 
 /// Renews an entry by a 304 (RFC 9111 section 4.3.4), and answers from it.
-fn confirm(errand: &Errand, recall: &Recall, entry: &Entry, live: Live) -> Learned {
-    let (lane, times) = (&errand.lane, times(&live));
+fn confirm(errand: &Errand, recall: &Recall, kept: (&Store, Key, &Entry), live: Live) -> Learned {
+    let ((store, key, entry), lane, times) = (kept, &errand.lane, times(&live));
     let asked = asked(lane, &errand.call);
     let Opened { response, mut tail, hedge, elapsed, .. } = live.open(errand.deadline.as_ref());
     if tail.is_end_stream() {
@@ -188,39 +209,46 @@ fn confirm(errand: &Errand, recall: &Recall, entry: &Entry, live: Live) -> Learn
     lane.metrics().cache(CacheResult::Revalidated);
     let mut answer = given(&renewed, asked, rules, Instant::now());
     answer.note.cache = recall.note(Some(head.status), true);
-    recall.store.put(recall.key, renewed);
+    store.put(key, renewed);
     Learned::Found(Ok(Found::whole(Whole { elapsed: Some(elapsed), hedge, ..answer })))
 }
 
 /// Has an answer kept on its way, if it may be.
-fn keep(errand: &Errand, recall: &Recall, mut live: Live) -> Live {
+fn keep(errand: &Errand, recall: &Recall, (store, key): (&Arc<Store>, Key), live: &mut Live) {
     let (lane, call) = (&errand.lane, &errand.call);
-    let response = &mut live.head.response;
-    hop_by_hop::strip(response.headers_mut());
-    let asked = asked(lane, call);
-    for resource in cache::touched(asked, response.status(), response.headers()) {
-        recall.store.forget(&resource, Instant::now());
-    }
-    lane.metrics().cache(match recall.why {
-        Why::Bypass | Why::Method => CacheResult::Bypass,
-        _ => CacheResult::Miss,
-    });
     // A failure that says it is fresh must not take the place of what could stand in for it.
-    let is_of_use = live.head.is_acceptable() && passes_by(asked, call).is_none();
-    let rules = lane.stages().cache.as_ref().filter(|_| is_of_use);
-    let candidate = rules.and_then(|rules| {
-        let (status, headers) = (live.head.response.status(), live.head.response.headers());
-        Candidate::of(asked, status, headers, rules, identity::is_shown(&call.headers), times(&live))
-    });
-    live.note.cache = recall.note(None, candidate.is_some());
-    live.recorder =
-        candidate.map(|candidate| Box::new(Recorder::new(recall.store.clone(), recall.key, candidate)));
-    live
+    let Some(rules) = lane.stages().cache.as_ref().filter(|_| live.head.is_acceptable()) else { return };
+    hop_by_hop::strip(live.head.response.headers_mut());
+    let (status, headers) = (live.head.response.status(), live.head.response.headers());
+    let has_credential = identity::is_shown(&call.headers);
+    match Candidate::of(asked(lane, call), status, headers, rules, has_credential, times(live)) {
+        Some(candidate) => {
+            live.recorder = Some(Box::new(Recorder::new(store.clone(), key, candidate)));
+            live.note.cache = recall.note(None, true);
+        }
+        // What the upstream says now, and will not have kept, ends what it said before.
+        None if call.method == Method::GET && status != StatusCode::PARTIAL_CONTENT => {
+            if let Some(entry) = &recall.entry {
+                entry.invalidate();
+            }
+        }
+        None => {}
+    }
 }
 
 fn times(live: &Live) -> Times {
     Times { sent: live.head.judge.started(), received: live.at(), wall: SystemTime::now() }
 }
+
+/// Bounds a renewal where the policy bounds nothing: there is no client whose leaving would.
+const UNBOUNDED: config::Deadline = config::Deadline {
+    default: Duration::from_secs(30),
+    max: Duration::from_secs(30),
+    reserve: Duration::ZERO,
+    covers: config::Covers::Body,
+    hints: false,
+    tell_envoy: false,
+};
 
 /// The same call once more, to renew a stale answer that has been given: nobody waits for it, so its deadline
 /// is the policy's own, and what the client had of the answer plays no part.
@@ -229,10 +257,17 @@ pub fn renewal(errand: Errand) -> Errand {
     call.progress = Arc::new(Progress::default());
     call.interim = None;
     call.method = Method::GET;
-    for name in [header::RANGE, header::IF_RANGE, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE] {
+    for name in [
+        header::RANGE,
+        header::IF_RANGE,
+        header::IF_NONE_MATCH,
+        header::IF_MODIFIED_SINCE,
+        header::CACHE_CONTROL,
+        header::PRAGMA,
+    ] {
         call.headers.remove(name);
     }
-    let policy = lane.stages().deadline.as_ref();
-    let deadline = Deadline::of(policy, &http::HeaderMap::new(), Arrival::now()).ok().flatten();
-    Errand { proxy, lane, call, deadline, recall }
+    let policy = lane.stages().deadline.clone().unwrap_or(UNBOUNDED);
+    let deadline = Deadline::of(Some(&policy), &HeaderMap::new(), Arrival::now()).ok().flatten();
+    Errand { proxy, lane, call, deadline, recall, is_renewal: true }
 }

@@ -21,7 +21,7 @@ use crate::upstream::registry::Lane;
 use crate::wire::{push_back, retry_mark};
 
 /// What an answer that was not good enough may have to be kept, in case nothing better comes.
-const MAX_KEPT: usize = 64 << 10;
+pub(super) const MAX_KEPT: usize = 64 << 10;
 
 /// Sends the call to `lane` until there is an acceptable answer, or the policy, the budget or the
 /// deadline lets there be no other try.
@@ -58,10 +58,7 @@ async fn again(
         kept = Some(last.or(kept));
         tries += 1;
         ended = race::run(this, lane, AttemptKind::Retry).await;
-        lane.metrics().retry(match &ended {
-            Ok(outcome) if outcome.head.is_acceptable() => RetryResult::Succeeded,
-            _ => RetryResult::Failed,
-        });
+        lane.metrics().retry(result(lane, &ended));
     }
     match (ended, kept) {
         (Ok(outcome), _) => Ok(outcome.into()),
@@ -119,6 +116,18 @@ fn note_stop(this: Try<'_>, lane: &Lane, stop: Stop) {
     // A layer above would only add to a load that is too much already.
     if matches!(stop, Stop::Attempts | Stop::Budget) {
         this.call.progress.give_up();
+    }
+}
+
+/// What came of a try beyond the first. One that a guard did not let out has cost the upstream nothing.
+fn result(lane: &Lane, ended: &Result<Outcome, Failure>) -> RetryResult {
+    match ended {
+        Ok(outcome) if outcome.head.is_acceptable() => RetryResult::Succeeded,
+        Err(failure) if failure.error.origin() == Origin::Guard => {
+            lane.upstream.budget.give_back(&lane.stages().extra_load, Instant::now());
+            RetryResult::SuppressedGuard
+        }
+        _ => RetryResult::Failed,
     }
 }
 

@@ -14,22 +14,9 @@ use http::header::{self, HeaderMap, HeaderName};
 use http::uri::PathAndQuery;
 use ring::digest::{Context, SHA256};
 
+use crate::config::UpstreamPolicy;
+use crate::wire::credentials::is_credential;
 use crate::wire::target::Scheme;
-
-/// The fields by which callers say who they are. Beside the standard ones, those that providers of tools
-/// and models made up for themselves: to take one of them for a credential that is none costs a hit, to
-/// miss one would show a caller another one's answer.
-static CREDENTIALS: [HeaderName; 9] = [
-    header::AUTHORIZATION,
-    header::COOKIE,
-    HeaderName::from_static("x-api-key"),
-    HeaderName::from_static("api-key"),
-    HeaderName::from_static("x-goog-api-key"),
-    HeaderName::from_static("x-auth-token"),
-    HeaderName::from_static("x-access-token"),
-    HeaderName::from_static("x-amz-security-token"),
-    HeaderName::from_static("x-subscription-token"),
-];
 
 /// What answers differ by although their `Vary` forgets to say so, often enough that no answer is shared over it.
 pub static NEGOTIATED: [HeaderName; 2] = [header::ACCEPT, header::ACCEPT_ENCODING];
@@ -41,13 +28,51 @@ pub struct Place<'a> {
     pub scheme: Scheme,
     /// Host and port in normal form.
     pub authority: &'a str,
-    /// Host and port that are dialled for it, which a reload may change.
-    pub dialled: &'a str,
+    /// What the upstream is sent as `Host`, where that is the client's own word; else empty. Behind one address
+    /// another name may be another site.
+    pub host: &'a [u8],
+    /// What the policy makes of requests on their way there.
+    pub passage: &'a Passage,
     /// The address that the client itself wanted to go to: what another address answers under this name
     /// may be anything.
     pub pinned: Option<IpAddr>,
     /// Path and query.
     pub target: &'a PathAndQuery,
+}
+
+/// What a policy makes of requests on their way to the upstream, as a digest: where they go, how the upstream is
+/// spoken to, and what is changed in them. After a reload that changes any of it, answers are other ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Passage([u8; 32]);
+
+impl Passage {
+    /// Nothing that would have to be told apart.
+    pub const NONE: Self = Self([0; 32]);
+
+    /// What `policy` does.
+    pub fn of(policy: &UpstreamPolicy) -> Self {
+        let mut parts = Parts(Context::new(&SHA256));
+        if let Some(endpoint) = &policy.endpoint {
+            parts.add(if endpoint.is_https { b"https" } else { b"http" });
+            parts.add(endpoint.authority.key().as_bytes());
+        }
+        parts.add(&[policy.origin as u8]);
+        parts.add(policy.tls.server_name.as_deref().unwrap_or_default().as_bytes());
+        parts.add(policy.tls.ca_pem.as_deref().unwrap_or_default());
+        parts.add(policy.tls.client.as_ref().map_or(&[][..], |client| &client.cert_pem));
+        if let Some(rules) = &policy.rewrite {
+            let (from, to) = rules.path.as_ref().map_or(("", ""), |(from, to)| (from.as_str(), to.as_str()));
+            parts.add(from.as_bytes());
+            parts.add(to.as_bytes());
+            for (name, value) in &rules.set {
+                parts.add(name.as_str().as_bytes());
+                parts.add(value.as_bytes());
+            }
+            parts.add(b"without");
+            rules.remove.iter().for_each(|name| parts.add(name.as_str().as_bytes()));
+        }
+        Self(parts.finish())
+    }
 }
 
 /// Two calls with the same key may share an answer, as far as the request tells.
@@ -64,9 +89,22 @@ impl Key {
         fields: impl IntoIterator<Item = &'a HeaderName>,
         body: Option<&BodyDigest>,
     ) -> Self {
-        let mut parts = place_digest(place);
+        let mut parts = Parts(Context::new(&SHA256));
+        parts.add_resource(place);
+        parts.add(match place.scheme {
+            Scheme::Http => b"http",
+            Scheme::Https => b"https",
+        });
+        parts.add(place.host);
+        parts.add(&place.passage.0);
+        match place.pinned.map(|ip| ip.to_canonical()) {
+            None => parts.add(&[]),
+            Some(IpAddr::V4(ip)) => parts.add(&ip.octets()),
+            Some(IpAddr::V6(ip)) => parts.add(&ip.octets()),
+        }
         parts.add(method.as_str().as_bytes());
-        for name in CREDENTIALS.iter().chain(&NEGOTIATED).chain(fields) {
+        parts.add_credentials(headers);
+        for name in NEGOTIATED.iter().chain(fields) {
             parts.add_field(name, headers);
         }
         parts.add(body.map_or(&[][..], |digest| &digest.0));
@@ -79,26 +117,11 @@ impl Key {
     }
 }
 
-/// The digest of where a request goes, whoever asks: for forgetting all that is kept of a resource.
+/// The digest of what a request is about, whoever asks and however: for forgetting all that is kept of it.
 pub fn resource(place: Place<'_>) -> [u8; 32] {
-    place_digest(place).finish()
-}
-
-fn place_digest(place: Place<'_>) -> Parts {
     let mut parts = Parts(Context::new(&SHA256));
-    parts.add(match place.scheme {
-        Scheme::Http => b"http",
-        Scheme::Https => b"https",
-    });
-    parts.add(place.authority.as_bytes());
-    parts.add(place.dialled.as_bytes());
-    match place.pinned.map(|ip| ip.to_canonical()) {
-        None => parts.add(&[]),
-        Some(IpAddr::V4(ip)) => parts.add(&ip.octets()),
-        Some(IpAddr::V6(ip)) => parts.add(&ip.octets()),
-    }
-    parts.add(place.target.as_str().as_bytes());
-    parts
+    parts.add_resource(place);
+    parts.finish()
 }
 
 /// The digest of a request body.
@@ -127,16 +150,14 @@ impl Credential {
             return None;
         }
         let mut parts = Parts(Context::new(&SHA256));
-        for name in &CREDENTIALS {
-            parts.add_field(name, headers);
-        }
+        parts.add_credentials(headers);
         Some(Self(parts.finish()))
     }
 }
 
 /// Whether a request says who asks.
 pub fn is_shown(headers: &HeaderMap) -> bool {
-    CREDENTIALS.iter().any(|name| headers.contains_key(name))
+    headers.keys().any(is_credential)
 }
 
 struct Parts(Context);
@@ -145,6 +166,21 @@ impl Parts {
     fn add(&mut self, part: &[u8]) {
         self.0.update(&(part.len() as u64).to_be_bytes());
         self.0.update(part);
+    }
+
+    fn add_resource(&mut self, place: Place<'_>) {
+        self.add(place.authority.as_bytes());
+        self.add(place.target.as_str().as_bytes());
+    }
+
+    /// Adds all credentials, in an order that does not depend on how they came.
+    fn add_credentials(&mut self, headers: &HeaderMap) {
+        let mut names: Vec<&HeaderName> = headers.keys().filter(|name| is_credential(name)).collect();
+        names.sort_unstable_by_key(|name| name.as_str());
+        self.0.update(&(names.len() as u64).to_be_bytes());
+        for name in names {
+            self.add_field(name, headers);
+        }
     }
 
     /// Adds the field's values in their order. Several are not the same as one with commas.

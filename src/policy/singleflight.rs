@@ -182,7 +182,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::policy::identity::Place;
+    use crate::policy::identity::{Passage, Place};
     use crate::wire::target::Scheme;
 
     fn key(target: &'static str) -> Key {
@@ -190,7 +190,8 @@ mod tests {
         let place = Place {
             scheme: Scheme::Http,
             authority: "a.example:80",
-            dialled: "a.example:80",
+            host: b"",
+            passage: &Passage::NONE,
             pinned: None,
             target: &target,
         };

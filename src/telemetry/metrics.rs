@@ -200,6 +200,8 @@ words! {
         Failed => "failed",
         /// Not made: the extra-load budget had no token.
         SuppressedBudget => "suppressed_budget",
+        /// Not made: a guard was shut when its time had come.
+        SuppressedGuard => "suppressed_guard",
         /// Not made: the wait would have left no time.
         SuppressedDeadline => "suppressed_deadline",
         /// Not made: the upstream asked for none, or for a wait that leaves no time.

@@ -26,6 +26,7 @@ use crate::policy::budget::ExtraLoadBudget;
 use crate::policy::bulkhead::Bulkhead;
 use crate::policy::cache::Store;
 use crate::policy::hedge::HedgeState;
+use crate::policy::identity::Passage;
 use crate::policy::rate_limit::RateLimiter;
 use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
 use crate::tls::client::{ClientTls, SystemRoots};
@@ -42,10 +43,13 @@ pub struct Registry {
     metrics: Arc<Metrics>,
     roots: Arc<SystemRoots>,
     tls: Mutex<Vec<(TlsKey, Arc<ClientTls>)>>,
-    /// Kept answers, by the policy's name and the size that it gives.
-    stores: Mutex<HashMap<(Arc<str>, u64), Arc<Store>>>,
+    /// Kept answers.
+    stores: Mutex<Stores>,
     epoch: Instant,
 }
+
+/// By the policy's name and the size that it gives.
+type Stores = HashMap<(Arc<str>, u64), Arc<Store>>;
 
 /// What two upstreams must have in common to share a TLS client with its roots and sessions.
 #[derive(PartialEq, Eq, Clone)]
@@ -77,6 +81,7 @@ pub struct Bound {
     tls: Arc<ClientTls>,
     /// By their sizes, of which a route may have one of its own.
     caches: Vec<(u64, Arc<Store>)>,
+    passage: Passage,
 }
 
 /// The guards that an upstream, or a named route of it, has to itself.
@@ -208,7 +213,8 @@ impl Registry {
         };
         let metrics = self.metrics.upstream(&policy.name);
         let caches = self.caches(&policy);
-        Bound { config: config.clone(), policy, metrics, tls, caches }
+        let passage = Passage::of(&policy);
+        Bound { config: config.clone(), policy, metrics, tls, caches, passage }
     }
 
     /// The stores of a policy. All its hosts share them, so that memory is bounded by what the policy says and not
@@ -460,6 +466,16 @@ impl Lane {
     pub fn cache(&self) -> Option<&Arc<Store>> {
         let most = self.stages().cache.as_ref()?.max_bytes;
         self.bound.caches.iter().find(|(bytes, _)| *bytes == most).map(|(_, store)| store)
+    }
+
+    /// All stores of the policy, its routes' included.
+    pub fn caches(&self) -> impl Iterator<Item = &Arc<Store>> {
+        self.bound.caches.iter().map(|(_, store)| store)
+    }
+
+    /// What the policy makes of requests on their way.
+    pub fn passage(&self) -> &Passage {
+        &self.bound.passage
     }
 
     /// The hedge's memory: each named route has its own, since routes differ in speed.

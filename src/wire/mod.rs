@@ -3,6 +3,7 @@
 pub mod authority;
 pub mod body;
 pub mod cache_control;
+pub mod credentials;
 pub mod deadline_header;
 pub mod event_stream;
 pub mod framing;

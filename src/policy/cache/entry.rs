@@ -207,7 +207,8 @@ impl Entry {
         self.head.control.no_cache || self.is_invalid.load(Ordering::Relaxed)
     }
 
-    pub(super) fn invalidate(&self) {
+    /// From now on it must be validated before it is given.
+    pub fn invalidate(&self) {
         self.is_invalid.store(true, Ordering::Relaxed);
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::directives::{RequestControl, ResponseControl};
 use super::{Asked, Candidate, Entry, Store, Times, Verdict, Why, is_only_if_cached, touched};
 use crate::config::Cache;
-use crate::policy::identity::{Key, Place, resource};
+use crate::policy::identity::{Key, Passage, Place, resource};
 use crate::wire::target::Scheme;
 
 const CFG: Cache = Cache {
@@ -66,7 +66,8 @@ impl Request {
         let place = Place {
             scheme: Scheme::Http,
             authority: "quotes.test:80",
-            dialled: "quotes.test:80",
+            host: b"",
+            passage: &Passage::NONE,
             pinned: None,
             target: &self.target,
         };

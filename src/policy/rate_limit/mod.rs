@@ -106,6 +106,12 @@ impl RateLimiter {
         }
     }
 
+    /// Whether who asks is paused; found out only if anybody is.
+    pub fn is_paused(&self, who: impl FnOnce() -> Option<Credential>, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        !state.pauses.is_empty() && state.pauses.find(&who()).is_some_and(|pause| pause.until > now)
+    }
+
     /// A token, after a wait in line if need be. Without a deadline it waits for up to 15 minutes. Settings
     /// that a reload brings meanwhile count, as soon as any call comes with them.
     ///

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use hedgerow::config::Cache;
 use hedgerow::policy::cache::{Asked, Candidate, Times, Verdict, touched};
-use hedgerow::policy::identity::Place;
+use hedgerow::policy::identity::{Passage, Place};
 use hedgerow::wire::target::Scheme;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, StatusCode};
@@ -38,7 +38,7 @@ fn check(data: &[u8]) {
     let [request, answer, news] = [(); 3].map(|()| parts.next().unwrap_or_default());
     let target = PathAndQuery::from_static("/a/b?c");
     let place =
-        Place { scheme: Scheme::Http, authority: "localhost:80", dialled: "localhost:80", pinned: None, target: &target };
+        Place { scheme: Scheme::Http, authority: "localhost:80", host: b"", passage: &Passage::NONE, pinned: None, target: &target };
     let asked = Asked { method: &Method::GET, place, headers: &request };
     let cfg = Cache {
         ttl: Some(Duration::from_secs(7)),
