@@ -134,6 +134,8 @@ pub fn heed(lane: &Lane, call: &Call, response: &Response<()>, now: Instant) {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => push_back::wait(headers, wall),
         _ => None,
     };
+    // To come back at once is no pause.
+    let told = told.filter(|wait| !wait.is_zero());
     let (whom, wait) = match (response.status(), told) {
         (StatusCode::SERVICE_UNAVAILABLE, Some(wait)) => (Whom::Everyone, wait),
         _ => {
