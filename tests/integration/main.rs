@@ -53,6 +53,8 @@ mod intercept_names;
 mod intercept_not;
 mod isolation;
 mod limits;
+mod rate_limit;
+mod retry;
 mod reuse;
 mod routes;
 mod secrets;
