@@ -107,8 +107,7 @@ impl Builder<'_> {
     /// What stands in for another upstream is called once, by its guards and rewrite: its own fallback would
     /// make chains that nobody has written down, and cycles.
     fn judge_section(&self, upstream: &raw::Upstream, own: &raw::Stages, section: &Path) {
-        let has_no_hosts = upstream.endpoint.is_some() && upstream.hosts.as_ref().is_none_or(Vec::is_empty);
-        if has_no_hosts && !steps(own).is_empty() {
+        if has_no_hosts(upstream) && !steps(own).is_empty() {
             let message = "never followed: no host leads here, and a backup that stands in for another \
                            upstream has no fallback of its own";
             self.report.warning(&section.key("fallback"), message);
@@ -179,6 +178,11 @@ fn refusal(egress: &Egress, to: &Authority) -> Option<std::sync::Arc<str>> {
         Err(Error::EgressDenied { rule, .. }) => Some(rule),
         Err(_) | Ok(()) => None,
     }
+}
+
+/// Whether nothing but other upstreams leads there.
+pub(super) fn has_no_hosts(keys: &raw::Upstream) -> bool {
+    keys.endpoint.is_some() && keys.hosts.as_ref().is_none_or(Vec::is_empty)
 }
 
 /// The fallback that a section writes.

@@ -5,6 +5,7 @@
 
 mod backups;
 mod certificates;
+mod circles;
 mod rewrite;
 mod stale;
 mod upstreams;
@@ -42,6 +43,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
     let named = policy.upstreams.as_ref().map(|named| named.0.as_slice()).unwrap_or_default();
     let upstreams = builder.upstreams(named, &inherited, &stages);
     builder.judge_backups(&upstreams, named, &defaults);
+    builder.doubt_circles(named);
     builder.doubt_stale((&defaults, &stages), &upstreams, named);
     let egress = builder.egress(policy.egress.as_ref());
     builder.judge_reach(&egress, &upstreams);
