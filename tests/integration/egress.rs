@@ -71,6 +71,48 @@ async fn c019_a_name_that_changes_its_mind_gains_nothing() {
     assert_eq!(inside.connections(), 0);
 }
 
+/// A second attempt goes to another address where there is one, and the one that is left is forbidden.
+#[tokio::test]
+async fn c019_hedges_and_retries_are_checked_like_the_first_attempt() {
+    let mut good = Upstream::on([127, 0, 0, 2]).start().await;
+    let port = good.address().port();
+    let forbidden = Upstream::on([127, 0, 0, 3]).port(port).answering(|_| Reply::ok("inside")).await;
+    let dns = Dns::start(&[("two.test", Answer::addresses(&["127.0.0.2", "127.0.0.3"]))]).await;
+    let plenty = "extra_load: { ratio: 100%, floor: 100/s }, breaker: off";
+    let url = format!("http://two.test:{port}/");
+    for stages in ["hedge: { after: 80ms }", "hedge: off, retry: { backoff: 1ms }"] {
+        let policy = format!("egress: {{ deny: [127.0.0.3] }}\ndefaults: {{ {stages}, {plenty} }}");
+        let hedgerow = HedgerowProcess::start(&with_dns(&dns, &policy)).await;
+        let serve = async {
+            let first = good.next().await;
+            if stages.contains("retry") {
+                first.respond(503, &[], "").await;
+                return good.next().await.respond(200, &[], "second").await;
+            }
+            good.next().await.respond(200, &[], "second").await;
+            first.gone().await;
+        };
+        let (answer, ()) = tokio::join!(hedgerow.get(&url), serve);
+        assert_eq!((answer.status, answer.text()), (200, "second"), "{stages}");
+    }
+    // A hedge to another upstream is no way around either.
+    let policy = format!(
+        "egress: {{ deny: [127.0.0.3] }}\nupstreams: {{ \
+         tool: {{ hosts: [two.test], hedge: {{ after: 80ms, to: inside }}, {plenty} }}, \
+         inside: {{ endpoint: \"http://127.0.0.3:{port}\" }} }}"
+    );
+    let hedgerow = HedgerowProcess::start(&with_dns(&dns, &policy)).await;
+    let failed = [("upstream", "tool"), ("outcome", "failed")];
+    let serve = async {
+        let first = good.next().await;
+        hedgerow.until_metrics(|m| m.value("hedgerow_hedges_total", &failed) == 1.0).await;
+        first.respond(200, &[], "first").await;
+    };
+    let (answer, ()) = tokio::join!(hedgerow.get(&url), serve);
+    assert_eq!((answer.status, answer.text()), (200, "first"));
+    assert_eq!(forbidden.connections(), 0);
+}
+
 #[tokio::test]
 async fn c020_the_unspecified_address_is_loopback() {
     // The kernel delivers it to local services, whatever the list says about 127.0.0.0/8.

@@ -10,6 +10,7 @@ use crate::support::client::{Agent, Response, absolute};
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::{HedgerowProcess, Metrics};
 use crate::support::http2::Http2Agent;
+use crate::support::pki::Pki;
 use crate::support::policy::{TOOL, named, tool};
 use crate::support::raw::RawPort;
 use crate::support::road::{Mode, Road};
@@ -50,7 +51,8 @@ async fn every_failure_that_the_agent_would_see_is_stood_in_for() {
         path => Reply::status(path[1..].parse().expect("the path is a status")).body("its own words"),
     })
     .await;
-    let raw = RawPort::bind().await;
+    let (raw, mute) = (RawPort::bind().await, RawPort::bind().await);
+    let stranger = Upstream::on([127, 0, 0, 1]).tls(Pki::new().server(&["127.0.0.1"])).start().await;
     let dns = Dns::start(&[("mute.test", Answer::Mute), ("broken.test", Answer::Failure)]).await;
     let routes = "routes: [{ path: /hung, attempt_timeout: 200ms }, { path: /401, unacceptable: [401] }]";
     let upstreams = [
@@ -62,6 +64,8 @@ async fn every_failure_that_the_agent_would_see_is_stood_in_for() {
             upstream.address().to_string().replace("127.0.0.1", "localhost"),
             &format!("{BARE}, origin: https"),
         ),
+        named("stranger", stranger.address(), &format!("{BARE}, origin: https")),
+        named("mutetls", mute.address(), &format!("{BARE}, origin: https, connect_timeout: 400ms")),
         named("nowhere", "nowhere.test", BARE),
         named("broken", "broken.test", BARE),
         named("mute", "mute.test", BARE),
@@ -85,6 +89,8 @@ async fn every_failure_that_the_agent_would_see_is_stood_in_for() {
     for (url, tried) in [
         (format!("http://{dead}/"), "dead=connect_failed"),
         (format!("http://{local}/200"), "tls=tls_failed"),
+        (stranger.url("/"), "stranger=certificate_invalid"),
+        (mute.url("/"), "mutetls=connect_timeout"),
         ("http://nowhere.test/".into(), "nowhere=dns_failed"),
         ("http://broken.test/".into(), "broken=dns_failed"),
         ("http://mute.test/".into(), "mute=dns_timeout"),
@@ -116,8 +122,8 @@ async fn every_failure_that_the_agent_would_see_is_stood_in_for() {
     let degraded = [TOOL, ("code", "200"), ("outcome", "degraded")];
     let metrics = hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &degraded) == 10.0).await;
     assert_eq!(stand_ins(&metrics, "static"), 10.0);
-    assert_eq!(metrics.value("hedgerow_requests_total", &[("outcome", "degraded")]), 16.0);
-    assert_eq!(metrics.value("hedgerow_requests_total", &[]), 16.0);
+    assert_eq!(metrics.value("hedgerow_requests_total", &[("outcome", "degraded")]), 18.0);
+    assert_eq!(metrics.value("hedgerow_requests_total", &[]), 18.0);
 }
 
 /// Most answers of hedgerow's own come from its guards; nobody wants to see those either.

@@ -5,11 +5,12 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::time::Instant;
 
-use super::{OTHER, TOOL, agent, get, get_at, in_pod, start};
+use super::{OTHER, TOOL, agent, get, get_at, in_pod, start, with_dns};
 use crate::support::client::End;
+use crate::support::dns::{Answer, Dns};
 use crate::support::policy::{TOOL as LABEL, tool};
 use crate::support::raw::RawPort;
-use crate::support::upstream::{Upstream, statuses};
+use crate::support::upstream::{Reply, Upstream, statuses};
 
 #[test]
 fn the_deadline_of_the_host_ends_a_call() {
@@ -103,5 +104,54 @@ fn sigterm_serves_what_comes_and_cuts_what_does_not_end() {
         tunnel.ended().await;
         server.ended().await;
         assert_eq!(hedgerow.wait().await, 0);
+    });
+}
+
+/// The address that the client brings along is the primary's: the backup was looked for there.
+#[test]
+fn a_backup_is_dialled_at_its_own_address_and_told_its_own_name() {
+    in_pod(async || {
+        let tool = Upstream::on(TOOL).answering(|_| Reply::status(503)).await;
+        let spare = Upstream::on(OTHER).port(tool.address().port()).answering(|_| Reply::ok("spare")).await;
+        let dns = Dns::start(&[("spare.test", Answer::addresses(&["10.78.0.2"]))]).await;
+        let host = format!("spare.test:{}", spare.address().port());
+        let policy = format!(
+            "defaults: {{ hedge: off }}\nupstreams: {{ \
+             tool: {{ hosts: [a.test], fallback: [{{ upstream: spare }}] }}, spare: {{ hosts: [\"{host}\"] }} }}"
+        );
+        let _hedgerow = start(&with_dns(&dns, &policy)).await;
+        let answer = get_at(tool.address(), "a.test").await;
+        assert_eq!((answer.text(), answer.header("x-hedgerow-degraded")), ("spare", Some("backup")));
+        assert_eq!(spare.requests()[0].header("host"), Some(&*host));
+        assert_eq!(tool.count(), 1);
+    });
+}
+
+/// A range is for clients that name an address, or nothing at all.
+#[test]
+fn what_is_redirected_may_be_direct_by_its_address() {
+    in_pod(async || {
+        let policy = "direct: [10.78.0.0/16]\n\
+                      defaults: { hedge: off, bulkhead: { max_concurrent: 1, max_queue: 0 } }";
+        let hedgerow = start(policy).await;
+        let tool = Upstream::on(TOOL).answering(|_| Reply::ok("")).await;
+        for (host, label) in [("10.78.0.1", "direct"), ("a.test", "default")] {
+            assert_eq!(get_at(tool.address(), host).await.status, 200);
+            let labels = [("upstream", label), ("code", "200"), ("outcome", "answered")];
+            hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &labels) == 1.0).await;
+        }
+        // Both at once, for which there is one permit.
+        let port = RawPort::on(OTHER).await;
+        let mut open = Vec::new();
+        for _ in 0..2 {
+            let mut client = agent(port.address()).await;
+            client.send("EHLO agent\r\n").await;
+            let mut server = port.accept().await;
+            server.expect(b"EHLO agent\r\n").await;
+            open.push((client, server));
+        }
+        drop(open);
+        let tunnels = [("upstream", "direct"), ("outcome", "tunnel")];
+        hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &tunnels) == 2.0).await;
     });
 }
