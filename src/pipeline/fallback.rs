@@ -40,8 +40,12 @@ pub fn is_called_for(errand: &Errand, found: &Result<Found, Error>) -> bool {
 ///
 /// # Errors
 /// The upstream's, when nothing can stand in for its answer.
-pub async fn run(errand: &Errand, failed: Result<Found, Error>) -> Result<Found, Error> {
+pub async fn run(errand: &Errand, mut failed: Result<Found, Error>) -> Result<Found, Error> {
     let (lane, progress) = (&errand.lane, &errand.call.progress);
+    // Its breaker need not wait for what a backup takes.
+    if let Ok(Found::Live(live)) = &mut failed {
+        live.head.judge.turn_down(Instant::now());
+    }
     progress.note_tried(lane.policy().name.clone(), end(&failed));
     let mut failed = failed;
     let mut may_be_stale = true;
@@ -50,6 +54,7 @@ pub async fn run(errand: &Errand, failed: Result<Found, Error>) -> Result<Found,
             FallbackStep::Upstream(name) => {
                 failed = let_go(errand, failed).await;
                 if let Some(found) = backup(errand, name).await {
+                    count(errand, StandIn::Backup, &failed);
                     return Ok(found);
                 }
                 // The fate of the backup's attempts is not that of the answer that is still held.
@@ -112,12 +117,11 @@ async fn backup(errand: &Errand, name: &str) -> Option<Found> {
     let lane = Lane::find(registry, errand.lane.config(), upstream, &call.method, call.target.path());
     match tries::run(Try { validators: &[], ..errand.as_try() }, &lane).await {
         Ok(mut found) if found.is_acceptable() => {
-            errand.lane.metrics().fallback(StandIn::Backup);
             found.note_mut().stand_in = Some(StandIn::Backup);
             Some(found)
         }
-        failed => {
-            call.progress.note_tried(lane.policy().name.clone(), end(&failed));
+        in_vain => {
+            call.progress.note_tried(lane.policy().name.clone(), end(&in_vain));
             None
         }
     }
@@ -128,7 +132,7 @@ fn stale(errand: &Errand, allowance: Duration, failed: &Result<Found, Error>) ->
     let recall = errand.recall.as_ref()?;
     let mut answer = recall.stand_in(errand, allowance)?;
     answer.note.is_for_one = is_for_one(failed);
-    errand.lane.metrics().fallback(StandIn::Stale);
+    count(errand, StandIn::Stale, failed);
     Some(Found::whole(answer))
 }
 
@@ -148,7 +152,7 @@ fn fixed(errand: &Errand, payload: &Degraded, failed: &Result<Found, Error>) -> 
         Ok(found) => push_back::wait(found.headers(), SystemTime::now()),
         Err(error) => error.retry_at().map(|at| at.saturating_duration_since(Instant::now())),
     };
-    errand.lane.metrics().fallback(StandIn::Static);
+    count(errand, StandIn::Static, failed);
     Found::whole(Whole {
         response: degraded::response(
             payload,
@@ -164,6 +168,15 @@ fn fixed(errand: &Errand, payload: &Degraded, failed: &Result<Found, Error>) -> 
         hedge: None,
         note: Note { stand_in: Some(StandIn::Static), is_for_one: is_for_one(failed), ..Note::default() },
     })
+}
+
+/// A deadline that has struck is counted here too, since the call does not end in it.
+fn count(errand: &Errand, kind: StandIn, failed: &Result<Found, Error>) {
+    let metrics = errand.lane.metrics();
+    metrics.fallback(kind);
+    if let Err(Error::DeadlineExceeded { stage, .. }) = failed {
+        metrics.deadline_exceeded(*stage);
+    }
 }
 
 fn is_for_one(failed: &Result<Found, Error>) -> bool {

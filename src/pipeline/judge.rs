@@ -174,6 +174,13 @@ impl Judge {
         self.close(verdict, result, now);
     }
 
+    /// Something better is looked for: the answer is judged by its head, whatever becomes of the rest.
+    pub fn turn_down(&mut self, now: Instant) {
+        if let Some(head) = self.head {
+            self.close(self.by_status(head), self.status_result(head.status), now);
+        }
+    }
+
     /// The attempt has failed.
     pub fn fail(&mut self, error: &Error, now: Instant) {
         let verdict = match error {

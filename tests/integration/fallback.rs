@@ -122,6 +122,8 @@ async fn every_failure_that_the_agent_would_see_is_stood_in_for() {
     let degraded = [TOOL, ("code", "200"), ("outcome", "degraded")];
     let metrics = hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &degraded) == 10.0).await;
     assert_eq!(stand_ins(&metrics, "static"), 10.0);
+    // That something was there to answer with makes no deadline less exceeded.
+    assert_eq!(metrics.value("hedgerow_deadline_exceeded_total", &[TOOL, ("stage", "head")]), 2.0);
     assert_eq!(metrics.value("hedgerow_requests_total", &[("outcome", "degraded")]), 18.0);
     assert_eq!(metrics.value("hedgerow_requests_total", &[]), 18.0);
 }

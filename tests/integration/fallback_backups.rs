@@ -484,6 +484,34 @@ async fn the_primarys_breaker_is_told_although_the_backup_has_answered() {
     assert_eq!((tool.count(), backup.count()), (2, 4));
 }
 
+/// It learned of the failure when the backup had answered, and never when the client had left by then.
+#[tokio::test]
+async fn the_primarys_breaker_is_told_while_the_backup_still_works() {
+    let tool = failing().await;
+    let mut backup = Upstream::start().await;
+    let upstreams = [
+        named(
+            "tool",
+            tool.address(),
+            &format!("hedge: off, breaker: {{ consecutive_failures: 1 }}, {CHAIN}"),
+        ),
+        format!("backup: {{ endpoint: \"http://{}\", {BARE} }}", backup.address()),
+    ];
+    let hedgerow = HedgerowProcess::start(&format!("upstreams: {{ {} }}", upstreams.join(", "))).await;
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &tool.url("/"), &[], b"")).await;
+    let exchange = backup.next().await;
+    let open = [TOOL, ("state", "open")];
+    let metrics = hedgerow.until_metrics(|m| m.value("hedgerow_breaker_state", &open) == 1.0).await;
+    assert_eq!(attempts(&metrics, "tool", "primary", "status"), 1.0);
+    drop(agent);
+    exchange.gone().await;
+    let left = [TOOL, ("code", "499"), ("outcome", "client_left")];
+    let metrics = hedgerow.until_metrics(|m| m.value("hedgerow_requests_total", &left) == 1.0).await;
+    assert_eq!(attempts(&metrics, "tool", "primary", "status"), 1.0);
+    assert_eq!(attempts(&metrics, "tool", "primary", "cancelled"), 0.0);
+}
+
 /// A gRPC backup answers a gRPC call, over HTTP/2 as the call needs it.
 #[tokio::test]
 async fn a_grpc_call_is_answered_by_its_backup() {
