@@ -47,7 +47,6 @@ pub async fn run(errand: &Errand, mut failed: Result<Found, Error>) -> Result<Fo
         live.head.judge.turn_down(Instant::now());
     }
     progress.note_tried(lane.policy().name.clone(), end(&failed));
-    let mut failed = failed;
     let mut may_be_stale = true;
     for step in lane.stages().fallback.iter() {
         match step {
@@ -83,13 +82,11 @@ pub async fn run(errand: &Errand, mut failed: Result<Found, Error>) -> Result<Fo
     failed
 }
 
-/// Lets the upstream's guards go before a backup is asked, which may take its time: they are to know now what
-/// the upstream did, and its permit is for others. Its answer is read to its end, if that comes at once, and kept as
-/// far as it can be.
+/// Gives the upstream's permit back before a backup is asked, which may take its time. Its answer is read to its
+/// end, if that comes at once, so that its connection is free too; one of unknown or large size stays as it is.
 async fn let_go(errand: &Errand, failed: Result<Found, Error>) -> Result<Found, Error> {
     match failed {
         Ok(Found::Live(mut live)) => {
-            live.head.judge.settle(Instant::now());
             live.head.permit = None;
             let length = live.head.exchange.size_hint().upper();
             if length.is_none_or(|length| length > MAX_KEPT as u64) {
