@@ -58,7 +58,8 @@ pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>)
             held.ledger.void();
             // Where the policy has an endpoint they go there, and this host must see none of them.
             if !lane.is_elsewhere() {
-                let origin = Origin { peer: socket.peer(), tls: None, is_pinned: pinned.is_some() };
+                let (to, peer) = (lane.dialled().clone(), socket.peer());
+                let origin = Origin { to, peer, tls: None, is_pinned: pinned.is_some() };
                 lane.upstream.pool.put(Idle::new(socket, origin), Instant::now());
             }
             connection::serve(client, Inbound { proxy, way: Way::Tunnel(authority) }).await;

@@ -221,7 +221,7 @@ async fn connection(
     };
     // Read last: the first attempt may have got its connection just now.
     let beside = call.progress.connection().filter(|_| is_hedge);
-    let wanted = Wanted { tls: speech.tls(), pinned, avoid, beside, since, is_hedge };
+    let wanted = Wanted { to: lane.dialled(), tls: speech.tls(), pinned, avoid, beside, since, is_hedge };
     // A reload can have closed a door that was open when a connection was made.
     let is_allowed = |origin: &Origin| {
         egress::check_address(&lane.config().egress, lane.dialled(), verdict, origin.peer.ip()).is_ok()
@@ -310,7 +310,8 @@ async fn dial_for(
     };
     let end = Instant::now() + to.timeout;
     let socket = this.proxy.registry().dialer().socket(to, &this.call.progress).await?;
-    let origin = Origin { peer: socket.peer(), tls: wanted.tls.cloned(), is_pinned: wanted.pinned.is_some() };
+    let (peer, is_pinned) = (socket.peer(), wanted.pinned.is_some());
+    let origin = Origin { to: wanted.to.clone(), peer, tls: wanted.tls.cloned(), is_pinned };
     if dialing.is_none() || !speech.is_http2(&socket) {
         if let Some(dialing) = dialing.take() {
             dialing.was_for_one();

@@ -175,7 +175,7 @@ pub fn learn(errand: &Errand, tried: Result<Found, Error>, was_validated: bool) 
     }
     live.note.cache = recall.note(None, false);
     if let Some((store, key)) = &recall.kept_in {
-        errand.lane.metrics().cache(CacheResult::Miss);
+        count(errand, CacheResult::Miss);
         keep(errand, recall, (store, *key), &mut live);
     }
     Learned::Found(Ok(Found::Live(live)))
@@ -194,6 +194,13 @@ fn forget_what_changed(errand: &Errand, live: &Live) {
     }
 }
 
+/// Counts a call by what the cache had for it. A renewal is nobody's call.
+fn count(errand: &Errand, result: CacheResult) {
+    if !errand.is_renewal {
+        errand.lane.metrics().cache(result);
+    }
+}
+
 /// Renews an entry by a 304 (RFC 9111 section 4.3.4), and answers from it.
 fn confirm(errand: &Errand, recall: &Recall, kept: (&Store, Key, &Entry), live: Live) -> Learned {
     let ((store, key, entry), lane, times) = (kept, &errand.lane, times(&live));
@@ -206,7 +213,7 @@ fn confirm(errand: &Errand, recall: &Recall, kept: (&Store, Key, &Entry), live: 
     let (Some(renewed), Some(rules)) = (entry.refreshed(asked, &head, times), &lane.stages().cache) else {
         return Learned::Mistaken;
     };
-    lane.metrics().cache(CacheResult::Revalidated);
+    count(errand, CacheResult::Revalidated);
     let mut answer = given(&renewed, asked, rules, Instant::now());
     answer.note.cache = recall.note(Some(head.status), true);
     store.put(key, renewed);

@@ -18,12 +18,15 @@ use super::socket::Socket;
 use crate::call::InterimSink;
 use crate::error::{Cause, Error};
 use crate::tls::client::ClientTls;
+use crate::wire::authority::Authority;
 use crate::wire::body::{Continue, RequestBody};
 use crate::wire::replay::BodyLost;
 
 /// What a connection was made for, and so which requests may use it.
 #[derive(Clone)]
 pub struct Origin {
+    /// What was dialled, which a reload may have changed since.
+    pub to: Authority,
     /// The address at the other end.
     pub peer: SocketAddr,
     /// The TLS client that verified it; `None` for clear text. A connection that was made under other
@@ -44,6 +47,8 @@ impl Origin {
 /// Which connection will do.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
+    /// To this host and port.
+    pub to: &'a Authority,
     /// The TLS client to speak with; `None` for clear text.
     pub tls: Option<&'a Arc<ClientTls>>,
     /// To this address and no other.
@@ -68,7 +73,7 @@ impl Wanted<'_> {
         };
         let address = origin.peer.ip();
         let is_avoided = self.pinned.is_none() && self.avoid == Some(address);
-        is_same_tls && self.pinned == origin.pinned() && !is_avoided
+        is_same_tls && *self.to == origin.to && self.pinned == origin.pinned() && !is_avoided
     }
 }
 

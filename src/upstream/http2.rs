@@ -541,6 +541,7 @@ mod tests {
 
     use super::super::socket::OwnSockets;
     use super::*;
+    use crate::wire::authority::Authority;
 
     #[tokio::test]
     async fn a_connection_that_nobody_uses_any_more_ends_whatever_is_left_on_it() {
@@ -550,7 +551,8 @@ mod tests {
         let near = stream.local_addr().unwrap();
         let sockets = Arc::new(OwnSockets::default());
         let mark = sockets.mark(&stream);
-        let origin = Origin { peer, tls: None, is_pinned: false };
+        let to = Authority::from_ip(peer.ip(), peer.port());
+        let origin = Origin { to, peer, tls: None, is_pinned: false };
         let shared = Shared::start(Socket::plain(stream, peer, mark), origin, Arc::default()).await.unwrap();
         // Keeps the library from ending it, as a peer does that takes nothing.
         let _left = shared.sender.clone();

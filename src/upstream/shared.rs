@@ -283,12 +283,16 @@ impl Drop for Dialing<'_> {
 mod tests {
     use std::future::Future;
     use std::pin::pin;
+    use std::sync::LazyLock;
     use std::task::{Context, Poll, Waker};
 
     use super::*;
+    use crate::wire::authority::Authority;
 
-    const WANTED: Wanted<'static> =
-        Wanted { tls: None, pinned: None, avoid: None, beside: None, since: None, is_hedge: false };
+    fn wanted() -> Wanted<'static> {
+        static TO: LazyLock<Authority> = LazyLock::new(|| Authority::from_ip([10, 0, 0, 1].into(), 80));
+        Wanted { to: &TO, tls: None, pinned: None, avoid: None, beside: None, since: None, is_hedge: false }
+    }
     const LONG: Duration = Duration::from_secs(3);
 
     async fn dial<'a>(pool: &'a SharedPool, wanted: Wanted<'a>) -> Result<Dialing<'a>, Error> {
@@ -314,16 +318,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_hedge_does_not_wait_for_the_dial_of_its_own_call() {
         let pool = SharedPool::default();
-        let _first = dial(&pool, WANTED).await;
-        assert!(poll(pin!(dial(&pool, WANTED))).is_pending());
-        assert!(poll(pin!(dial(&pool, Wanted { is_hedge: true, ..WANTED }))).is_ready());
+        let _first = dial(&pool, wanted()).await;
+        assert!(poll(pin!(dial(&pool, wanted()))).is_pending());
+        assert!(poll(pin!(dial(&pool, Wanted { is_hedge: true, ..wanted() }))).is_ready());
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_alone_takes_over_a_dial_that_was_given_up() {
         let pool = SharedPool::default();
-        let first = dial(&pool, WANTED).await;
-        let (mut one, mut two) = (pin!(dial(&pool, WANTED)), pin!(dial(&pool, WANTED)));
+        let first = dial(&pool, wanted()).await;
+        let (mut one, mut two) = (pin!(dial(&pool, wanted())), pin!(dial(&pool, wanted())));
         assert!(poll(one.as_mut()).is_pending() && poll(two.as_mut()).is_pending());
         drop(first);
         let next = poll(one.as_mut());
@@ -333,8 +337,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn all_dial_for_themselves_once_one_has_failed() {
         let pool = SharedPool::default();
-        let first = dial(&pool, WANTED).await;
-        let (mut one, mut two) = (pin!(dial(&pool, WANTED)), pin!(dial(&pool, WANTED)));
+        let first = dial(&pool, wanted()).await;
+        let (mut one, mut two) = (pin!(dial(&pool, wanted())), pin!(dial(&pool, wanted())));
         assert!(poll(one.as_mut()).is_pending() && poll(two.as_mut()).is_pending());
         first.unwrap_or_else(|error| panic!("{error}")).failed();
         let dials = (poll(one.as_mut()), poll(two.as_mut()));
@@ -344,9 +348,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_the_dial_of_another_longer_than_for_his_own() {
         let pool = SharedPool::default();
-        let _first = dial(&pool, WANTED).await;
+        let _first = dial(&pool, wanted()).await;
         let began = Instant::now();
-        assert_eq!(dial(&pool, WANTED).await.err(), Some(Error::ConnectTimeout));
+        assert_eq!(dial(&pool, wanted()).await.err(), Some(Error::ConnectTimeout));
         assert_eq!(began.elapsed(), LONG);
     }
 }

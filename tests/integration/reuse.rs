@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::client::{Agent, absolute};
 use crate::support::hedgerow::{HedgerowProcess, Metrics};
+use crate::support::http2::Http2Upstream;
 use crate::support::raw::RawPort;
 use crate::support::upstream::{Reply, Upstream};
 
@@ -230,4 +231,45 @@ async fn a_connection_is_not_kept_when_the_upstream_says_close_or_has_unread_byt
         exchange.respond(200, &[], "mine").await;
     });
     assert_eq!(answer.text(), "mine");
+}
+
+/// A connection is to a place, not to the name that led there.
+#[tokio::test]
+async fn a_kept_connection_is_not_used_when_a_reload_has_moved_the_endpoint() {
+    for origin in ["http", "h2c"] {
+        let mut words = Vec::new();
+        let policy = |to: std::net::SocketAddr| {
+            format!(
+                "upstreams: {{ tool: {{ hosts: [a.example], endpoint: \"http://{to}\", origin: {origin} }} }}"
+            )
+        };
+        let (one, two) = (telling(origin, "one").await, telling(origin, "two").await);
+        let mut hedgerow = HedgerowProcess::start(&policy(one.0)).await;
+        for (n, to) in [one.0, two.0, one.0].into_iter().enumerate() {
+            if n > 0 {
+                hedgerow.policy.replace(&policy(to));
+                let applied = |metrics: &Metrics| {
+                    let result = [("result", "applied")];
+                    metrics.value("hedgerow_config_reloads_total", &result) == n as f64
+                };
+                hedgerow.until_metrics(applied).await;
+            }
+            words.push(hedgerow.get("http://a.example/").await.text().to_owned());
+        }
+        assert_eq!(words, ["one", "two", "one"], "{origin}");
+    }
+}
+
+/// An upstream that speaks this version and says this word, and where it is.
+async fn telling(origin: &str, word: &'static str) -> (std::net::SocketAddr, Box<dyn std::any::Any>) {
+    match origin {
+        "h2c" => {
+            let upstream = Http2Upstream::serving(move |stream| stream.respond(200, &[], word)).await;
+            (upstream.address(), Box::new(upstream))
+        }
+        _ => {
+            let upstream = Upstream::answering(move |_| Reply::ok(word)).await;
+            (upstream.address(), Box::new(upstream))
+        }
+    }
 }
