@@ -290,7 +290,7 @@ impl Source {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self {
             Self::Upstream(tail) => tail.poll_frame(cx),
-            Self::Led(reader) => reader.poll_frame(cx),
+            Self::Led(body) => body.poll_frame(cx),
             Self::Kept { body, .. } => {
                 let piece = body.split_to(body.len().min(PIECE));
                 Poll::Ready(Some(piece).filter(|piece| !piece.is_empty()).map(|piece| Ok(Frame::data(piece))))
@@ -302,7 +302,7 @@ impl Source {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Upstream(tail) => tail.is_end_stream(),
-            Self::Led(reader) => reader.is_end_stream(),
+            Self::Led(body) => body.is_end_stream(),
             Self::Kept { body, .. } => body.is_empty(),
             Self::Over => true,
         }
@@ -311,7 +311,7 @@ impl Source {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Upstream(tail) => tail.size_hint(),
-            Self::Led(reader) => reader.size_hint(),
+            Self::Led(body) => body.size_hint(),
             Self::Kept { body, .. } => SizeHint::with_exact(body.len() as u64),
             Self::Over => SizeHint::with_exact(0),
         }
@@ -319,8 +319,10 @@ impl Source {
 
     /// All of it has been read.
     fn complete(&mut self) {
-        if let Self::Upstream(tail) = self {
-            tail.complete();
+        match self {
+            Self::Upstream(tail) => tail.complete(),
+            Self::Led(body) => body.complete(),
+            Self::Kept { .. } | Self::Over => {}
         }
         *self = Self::Over;
     }
@@ -329,7 +331,7 @@ impl Source {
     fn end(&self) -> Option<Instant> {
         match self {
             Self::Upstream(tail) => tail.end(),
-            Self::Led(reader) => reader.end(),
+            Self::Led(body) => body.end(),
             Self::Kept { end, .. } => *end,
             Self::Over => None,
         }
@@ -339,7 +341,7 @@ impl Source {
     fn stall(&self) -> Duration {
         match self {
             Self::Upstream(tail) => tail.stream_idle(),
-            Self::Led(reader) => reader.stream_idle(),
+            Self::Led(body) => body.stream_idle(),
             Self::Kept { .. } | Self::Over => OWN_STALL,
         }
     }
@@ -410,6 +412,16 @@ impl Streaming {
     fn last_words(&self, error: &Error) -> Option<Bytes> {
         let events = self.events?;
         events.last_words(&respond::error::problem(error, context(&self.ledger, self.source.end(), &[])))
+    }
+}
+
+/// On a connection of HTTP/1 nobody asks for more once all bytes that were promised have been passed on, although an
+/// upstream of HTTP/2 may have to say yet that this is all. The answer is whole all the same.
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        if !matches!(self.source, Source::Over) && self.source.size_hint().exact() == Some(0) {
+            self.complete();
+        }
     }
 }
 

@@ -229,6 +229,14 @@ impl LeaderBody {
         }
     }
 
+    /// All of it has been passed on. The leader does not leave yet where the upstream has still to say that this is
+    /// the end: that would cancel the request, and what came whole would count as broken off.
+    pub fn complete(&mut self) {
+        if let Some(mut member) = self.member.take_if(|member| !member.has_landed()) {
+            tokio::spawn(async move { member.landed().await });
+        }
+    }
+
     /// Whether nothing is left to read.
     pub fn is_end_stream(&self) -> bool {
         self.is_over

@@ -121,6 +121,11 @@ impl<T: Clone> Member<T> {
         }
     }
 
+    /// Whether the flight has ended.
+    pub fn has_landed(&self) -> bool {
+        self.landing.borrow().is_some()
+    }
+
     /// Hands over the work, so that it can be aborted when nobody waits any more.
     pub fn works(&self, work: AbortHandle) {
         *self.flight.work.lock() = Some(work);

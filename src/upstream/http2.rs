@@ -506,15 +506,24 @@ impl Answering {
         self.body.size_hint()
     }
 
-    /// Gives the place on the connection back.
+    /// Gives the place on the connection back. All that was promised has come, but the peer may say that this was all
+    /// in a frame of its own.
     pub fn finish(self) {
-        if let Some(mut ending) = self.ending {
-            // Given up before its end, the stream would be reset.
-            tokio::spawn(async move {
-                let _place = self.slot;
-                let _ = timeout(GOODBYE, ending.data()).await;
-            });
+        let Self { mut body, ending, slot, .. } = self;
+        if ending.is_none() && body.is_end_stream() {
+            return;
         }
+        // Given up before its end, the stream would be reset.
+        tokio::spawn(async move {
+            let _place = slot;
+            let end = async {
+                match ending {
+                    Some(mut ending) => drop(ending.data().await),
+                    None => drop(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await),
+                }
+            };
+            let _ = timeout(GOODBYE, end).await;
+        });
     }
 }
 
