@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
@@ -295,6 +296,12 @@ pub fn absolute(method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) 
         head.push_str(&format!("Content-Length: {}\r\n", body.len()));
     }
     [head.as_bytes(), b"\r\n", body].concat()
+}
+
+/// What `x-request-deadline` says for a moment so far from now: Unix seconds with a fraction.
+pub fn deadline_in(left: Duration) -> String {
+    let at = (SystemTime::now() + left).duration_since(UNIX_EPOCH).expect("after 1970");
+    format!("{}.{:03}", at.as_secs(), at.subsec_millis())
 }
 
 /// GETs all at once, each on a connection of its own; the answers in the order of the URLs.

@@ -18,7 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-use super::client::{Agent, Response};
+use super::client::{Agent, Response, absolute};
 use super::soon;
 
 /// How often a start is tried anew when somebody took a port between finding and binding it.
@@ -60,6 +60,25 @@ impl Ports {
     /// GET of an absolute URL through the proxy, on a connection of its own.
     pub async fn get(&self, url: &str) -> Response {
         self.agent().await.get(url).await
+    }
+
+    /// Sends a request on a connection of its own. Its answer is read when the test wants to, or never.
+    pub async fn ask(&self, method: &str, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Agent {
+        let mut agent = self.agent().await;
+        agent.send(absolute(method, url, headers, body)).await;
+        agent
+    }
+
+    /// Waits until so many calls are under way. In a process with one thread (`threads: 1`) they have then come
+    /// as far as they get without an upstream's word: between two of its answers everything has its turn.
+    #[track_caller]
+    pub fn until_in_flight(&self, count: usize) -> impl Future<Output = ()> {
+        let ports = *self;
+        let counted = self.until_status(move |status| status["in_flight"] == count);
+        async move {
+            counted.await;
+            ports.status().await;
+        }
     }
 
     /// A request to the admin port.

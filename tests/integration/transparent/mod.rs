@@ -11,6 +11,7 @@ mod destination;
 mod egress;
 mod guards;
 mod http2;
+mod kept;
 mod other;
 mod pool;
 mod refused;
