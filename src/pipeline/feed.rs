@@ -272,7 +272,7 @@ impl Rest {
             Some(Ok(frame)) => {
                 let data = frame.data_ref();
                 let kept = |mut recorder: Box<Recorder>| {
-                    data.is_some_and(|data| recorder.keep(data)).then_some(recorder)
+                    data.is_none_or(|data| recorder.keep(data)).then_some(recorder)
                 };
                 self.recorder = self.recorder.take().and_then(kept);
             }

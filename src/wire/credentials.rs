@@ -23,8 +23,9 @@ const WORDS: [&str; 13] = [
     "organization",
 ];
 
-/// Fields that contain such a word and say nothing of who asks.
-const OTHERS: [HeaderName; 3] = [
+/// Fields that contain such a word and say nothing to the upstream of who asks.
+const OTHERS: [HeaderName; 4] = [
+    header::PROXY_AUTHORIZATION,
     header::SEC_WEBSOCKET_KEY,
     HeaderName::from_static("idempotency-key"),
     HeaderName::from_static("x-idempotency-key"),
