@@ -44,6 +44,12 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether `Connection` lists a field that is there and would go on if it were not listed.
+pub fn takes_away(headers: &HeaderMap) -> bool {
+    let forwarded = Forwarded::of(headers);
+    forwarded.has_connection && headers.keys().any(|name| !is_hop_by_hop(name) && !forwarded.keeps(name))
+}
+
 /// Whether `Connection` lists `option`, in any case.
 pub fn names(headers: &HeaderMap, option: &str) -> bool {
     options(headers).any(|listed| listed.eq_ignore_ascii_case(option))

@@ -53,6 +53,7 @@ pub use store::Store;
 pub use verdict::{Verdict, Why, is_only_if_cached};
 
 use super::identity::Place;
+use crate::wire::hop_by_hop;
 
 /// A request as it arrived.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +69,9 @@ pub struct Asked<'a> {
 impl Asked<'_> {
     /// Why the cache has no part in the request, if so. It knows GET and HEAD; a request that would change
     /// the protocol, or that demands a state of the resource (`If-Match`, which is for the origin to judge,
-    /// RFC 9110 section 13.1.1), passes by. So should one with a body, which only the caller can tell.
+    /// RFC 9110 section 13.1.1), passes by. So does one whose `Connection` takes a field away, since the
+    /// origin would answer another request than the one that the answer is kept for. So should one with a
+    /// body, which only the caller can tell.
     pub fn passes_by(&self) -> Option<Why> {
         if !matches!(*self.method, Method::GET | Method::HEAD) {
             return Some(Why::Method);
@@ -77,7 +80,7 @@ impl Asked<'_> {
             [header::UPGRADE, header::IF_MATCH, header::IF_UNMODIFIED_SINCE, header::TRANSFER_ENCODING]
                 .iter()
                 .any(|name| self.headers.contains_key(name));
-        is_special.then_some(Why::Bypass)
+        (is_special || hop_by_hop::takes_away(self.headers)).then_some(Why::Bypass)
     }
 }
 

@@ -202,9 +202,19 @@ fn requests_that_the_cache_cannot_speak_for_pass_by() {
         (Request::get("if-match: \"a\""), Why::Bypass),
         (Request::get("if-unmodified-since: Thu, 01 Jan 2026 00:00:00 GMT"), Why::Bypass),
         (Request::get("cache-control: no-store"), Why::Request),
+        // The upstream is not sent what the key or the variant would be told by.
+        (Request::get("connection: Accept-Language\naccept-language: de"), Why::Bypass),
+        (Request::get("connection: close\nconnection: x-api-key\nx-api-key: a"), Why::Bypass),
     ] {
         assert_eq!(kept.judge(request.asked(), &CFG, at), Verdict::Miss(why));
         assert!(candidate(&request, 200, "cache-control: max-age=60", false, times(at)).is_none());
+    }
+    for fields in [
+        "connection: keep-alive, TE\nte: trailers\nkeep-alive: 5",
+        "connection: accept-language",
+        "connection: host\nhost: a",
+    ] {
+        assert_eq!(judge(&kept, fields, &CFG, at), Verdict::Fresh, "{fields}");
     }
 }
 
