@@ -3,7 +3,7 @@
 //! An entry remembers the fields that its answer depended on and a digest of what the request had in them,
 //! not their values: `Vary` may name a credential.
 
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use ring::digest::{Context, SHA256};
 
 use super::directives::{Escapes, members};
@@ -52,17 +52,23 @@ fn digest(fields: &[HeaderName], request: &HeaderMap) -> [u8; 32] {
             continue;
         }
         digest.update(b"+");
-        let ignores_case = [header::ACCEPT_LANGUAGE, header::ACCEPT_ENCODING].contains(name);
-        let lines = request.get_all(name).iter();
-        for member in lines.flat_map(|line| members(line.as_bytes(), Escapes::Yes)) {
-            digest.update(&(member.len() as u64 + 1).to_be_bytes());
-            if ignores_case {
-                digest.update(&member.to_ascii_lowercase());
-            } else {
-                digest.update(member);
+        let mut add = |part: &[u8]| {
+            digest.update(&(part.len() as u64 + 1).to_be_bytes());
+            digest.update(part);
+        };
+        let lines = request.get_all(name).iter().map(HeaderValue::as_bytes);
+        if !NEGOTIATION.contains(name) {
+            lines.for_each(&mut add);
+        } else {
+            let ignores_case = [header::ACCEPT_LANGUAGE, header::ACCEPT_ENCODING].contains(name);
+            for member in lines.flat_map(|line| members(line, Escapes::Yes)) {
+                if ignores_case { add(&member.to_ascii_lowercase()) } else { add(member) }
             }
         }
         digest.update(&0u64.to_be_bytes());
     }
     digest.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
+
+static NEGOTIATION: [HeaderName; 4] =
+    [header::ACCEPT, header::ACCEPT_CHARSET, header::ACCEPT_ENCODING, header::ACCEPT_LANGUAGE];
