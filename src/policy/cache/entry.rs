@@ -85,11 +85,26 @@ impl Head {
             || self.headers.contains_key(header::EXPIRES)
             || freshness::is_heuristically_cacheable(self.status);
         !is_never_kept(self.status)
+            && !self.is_useless()
             && !is_forbidden
             && !is_foreign
             && !self.is_unwanted
             && self.selection.is_some()
             && is_marked
+    }
+
+    /// Whether it would have to be validated before each use and has nothing to be validated by.
+    fn is_useless(&self) -> bool {
+        let control = &self.control;
+        let forbids_stale = control.must_revalidate || (control.proxy_revalidate && !self.is_private);
+        let is_validated = control.no_cache || (forbids_stale && self.lifetime.is_never_fresh());
+        is_validated && self.validators().next().is_none()
+    }
+
+    fn validators(&self) -> impl Iterator<Item = (HeaderName, &HeaderValue)> {
+        [(header::IF_NONE_MATCH, header::ETAG), (header::IF_MODIFIED_SINCE, header::LAST_MODIFIED)]
+            .into_iter()
+            .filter_map(|(condition, field)| Some((condition, self.headers.get(field)?)))
     }
 }
 
@@ -129,9 +144,7 @@ impl Entry {
     /// the place of the client's own conditions, which [`Entry::answer`] looks at. Empty when the answer
     /// has nothing to be known by.
     pub fn validators(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> + '_ {
-        [(header::IF_NONE_MATCH, header::ETAG), (header::IF_MODIFIED_SINCE, header::LAST_MODIFIED)]
-            .into_iter()
-            .filter_map(|(condition, field)| Some((condition, self.head.headers.get(field)?.clone())))
+        self.head.validators().map(|(condition, value)| (condition, value.clone()))
     }
 
     /// The entry after a 304 (RFC 9111 sections 3.2 and 4.3.4). `asked` is the request that was sent on,

@@ -47,6 +47,11 @@ impl Lifetime {
         Self::Unsaid(unchanged.map_or(Duration::ZERO, |unchanged| (unchanged / 10).min(LONGEST_GUESS)))
     }
 
+    /// Whether no policy could make the answer fresh.
+    pub(super) fn is_never_fresh(self) -> bool {
+        matches!(self, Self::Said(Duration::ZERO) | Self::Unknown)
+    }
+
     /// The policy's `ttl` is for origins that say nothing.
     pub(super) fn under(self, cfg: &Cache) -> Duration {
         match self {

@@ -21,7 +21,7 @@
 //!
 //! **What is kept.** Whole answers to GET, of final statuses that say something of the resource and not of
 //! this one request (so no 206, 304, 412, 416 or 429), without `Set-Cookie`, in one piece of memory of
-//! their own. An answer that is stale from the start is kept as well: it can be validated, and it can stand
+//! their own. An answer that is stale from the start is kept as well, if it can be validated or can stand
 //! in for a failure. Answers to HEAD are given from what a GET brought and never kept.
 //!
 //! **Time.** Ages are counted on the monotonic clock. The wall clock is read once, when an answer comes in,

@@ -149,7 +149,19 @@ fn what_may_be_kept_is_what_section_3_allows() {
         (200, "cache-control: private, max-age=60", false, true),
         (200, "cache-control: private=\"\", max-age=60", false, true),
         (200, "cache-control: private=\"x-a\", max-age=60", true, true),
-        (200, "cache-control: no-cache", true, true),
+        // What has to be validated each time and cannot be is of no use.
+        (200, "cache-control: no-cache", false, false),
+        (200, "pragma: no-cache", false, false),
+        (200, "cache-control: no-cache\netag: \"a\"", true, true),
+        (200, "cache-control: no-cache\nlast-modified: Wed, 31 Dec 2025 00:00:00 GMT", true, true),
+        (200, "cache-control: max-age=0, must-revalidate", false, false),
+        (200, "cache-control: max-age=0, must-revalidate\netag: \"a\"", true, true),
+        (200, "cache-control: max-age=0, proxy-revalidate", false, true),
+        (201, "cache-control: public, must-revalidate\nexpires: 0", false, false),
+        (200, "cache-control: max-age=1, must-revalidate", true, true),
+        // The policy's `ttl` may make it fresh, or its staleness stand in.
+        (200, "cache-control: must-revalidate", true, true),
+        (200, "cache-control: max-age=0", true, true),
         // Section 5.2.2.3.
         (200, "cache-control: no-store, must-understand, max-age=60", true, true),
         (599, "cache-control: must-understand, max-age=60", false, false),
@@ -436,7 +448,7 @@ fn what_says_no_cache_is_validated_each_time() {
     let at = Instant::now();
     for answer in ["cache-control: no-cache, max-age=60", "cache-control: no-cache=\"\"", "pragma: no-cache"]
     {
-        let kept = entry(answer, at);
+        let kept = entry(&format!("{answer}\netag: \"abc\""), at);
         assert_eq!(judge(&kept, "", &cfg(60, 60), at), Verdict::Validate(Why::Stale), "{answer}");
         assert!(!kept.may_stand_in(secs(3600), &HeaderMap::new(), &cfg(60, 60), at), "{answer}");
     }
