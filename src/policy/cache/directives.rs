@@ -26,9 +26,9 @@ pub(super) struct ResponseControl {
     pub(super) s_maxage: Option<Duration>,
     pub(super) stale_while_revalidate: Option<Duration>,
     pub(super) stale_if_error: Option<Duration>,
-    /// Fields that are not to be used again unasked: `no-cache="a, b"`.
+    /// Fields that are not to be used again unasked, each once: `no-cache="a, b"`.
     pub(super) no_cache_fields: Vec<HeaderName>,
-    /// Fields that no shared cache may keep: `private="a, b"`.
+    /// Fields that no shared cache may keep, each once: `private="a, b"`.
     pub(super) private_fields: Vec<HeaderName>,
 }
 
@@ -41,6 +41,12 @@ impl ResponseControl {
         control
     }
 
+    /// Lets go of the lists, once the fields that are kept have been chosen by them.
+    pub(super) fn forget_fields(&mut self) {
+        self.no_cache_fields = Vec::new();
+        self.private_fields = Vec::new();
+    }
+
     fn take(&mut self, name: &[u8], value: &Value<'_>) {
         match name {
             b"no-store" => self.no_store = true,
@@ -48,14 +54,14 @@ impl ResponseControl {
             b"must-revalidate" => self.must_revalidate = true,
             b"proxy-revalidate" => self.proxy_revalidate = true,
             b"must-understand" => self.must_understand = true,
-            b"no-cache" => match value.field_names() {
-                Some(names) => self.no_cache_fields.extend(names),
-                None => self.no_cache = true,
-            },
-            b"private" => match value.field_names() {
-                Some(names) => self.private_fields.extend(names),
-                None => self.private = true,
-            },
+            b"no-cache" => {
+                let names = value.field_names();
+                self.no_cache |= !names.is_some_and(|names| add_fields(&mut self.no_cache_fields, names));
+            }
+            b"private" => {
+                let names = value.field_names();
+                self.private |= !names.is_some_and(|names| add_fields(&mut self.private_fields, names));
+            }
             b"max-age" => least(&mut self.max_age, value.seconds_or_none()),
             b"s-maxage" => least(&mut self.s_maxage, value.seconds_or_none()),
             b"stale-while-revalidate" => least(&mut self.stale_while_revalidate, value.seconds_or_none()),
@@ -63,6 +69,24 @@ impl ResponseControl {
             _ => {}
         }
     }
+}
+
+/// The most fields that a directive is limited to. A longer list is nobody's meaning: then the directive holds
+/// for the whole answer, which is stricter.
+const MOST_FIELDS: usize = 64;
+
+/// Adds those that are not there yet; `false` when they become too many.
+fn add_fields(known: &mut Vec<HeaderName>, names: Vec<HeaderName>) -> bool {
+    for name in names {
+        if known.contains(&name) {
+            continue;
+        }
+        if known.len() == MOST_FIELDS {
+            return false;
+        }
+        known.push(name);
+    }
+    true
 }
 
 /// What a request wants of caches.

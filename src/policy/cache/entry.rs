@@ -51,14 +51,16 @@ impl Head {
         is_private: bool,
         times: Times,
     ) -> Self {
-        let control = ResponseControl::of(answer);
+        let mut control = ResponseControl::of(answer);
+        let headers = kept_fields(answer, &control, is_private, times);
+        control.forget_fields();
         Self {
             status,
             lifetime: Lifetime::of(status, answer, &control, is_private, times.wall),
             initial_age: freshness::initial_age(answer, times),
             selection: Selection::of(answer, asked.headers),
             resource: identity::resource(asked.place),
-            headers: kept_fields(answer, &control, is_private, times),
+            headers,
             is_unwanted: RequestControl::of(asked.headers).no_store
                 || answer.contains_key(header::SET_COOKIE),
             control,

@@ -129,6 +129,17 @@ fn not_modified(headers: &str) -> response::Parts {
 
 // Keeping: RFC 9111 section 3.
 
+/// 65 fields.
+const LONG_PRIVATE: &str = concat!(
+    "cache-control: max-age=60, private=\"a0,a1,a2,a3,a4,a5,a6,a7,a8,a9,b0,b1,b2,b3,b4,b5,b6,b7,b8,b9,c0,c1,c2,",
+    "c3,c4,c5,c6,c7,c8,c9,d0,d1,d2,d3,d4,d5,d6,d7,d8,d9,e0,e1,e2,e3,e4,e5,e6,e7,e8,e9,f0,f1,f2,f3,f4,f5,f6,f7,",
+    "f8,f9,g0,g1,g2,g3,g4\", must-understand"
+);
+
+/// 33 fields.
+const LONG_VARY: &str = "cache-control: max-age=60\nvary: a0,a1,a2,a3,a4,a5,a6,a7,a8,a9,b0,b1,b2,b3,b4,b5,b6,b7\n\
+    vary: b8,b9,c0,c1,c2,c3,c4,c5,c6,c7,c8,c9,d0,d1,d2";
+
 #[test]
 fn what_may_be_kept_is_what_section_3_allows() {
     let get = Request::get("");
@@ -167,6 +178,9 @@ fn what_may_be_kept_is_what_section_3_allows() {
         (599, "cache-control: must-understand, max-age=60", false, false),
         // What never ends may hide anything.
         (200, "cache-control: max-age=60, ext=\"no-store", false, false),
+        // A list beyond what anyone means holds for the whole answer.
+        (200, LONG_PRIVATE, false, true),
+        (200, LONG_VARY, false, false),
         // Section 4.1: it would match no request.
         (200, "vary: *\ncache-control: max-age=60", false, false),
         (200, "vary: accept\nvary: , *\ncache-control: max-age=60", false, false),
@@ -891,6 +905,20 @@ fn an_entry_keeps_no_memory_but_its_own() {
     drop(head);
     assert!(buffer.is_unique(), "the entry holds the buffer that it was read into");
     assert_eq!((kept.body().len(), kept.headers()["x-slice"].len()), (200, 10));
+}
+
+/// What an answer says of itself is read once and counted as the text that it is: twenty thousand names in a
+/// `private` would be many times that.
+#[test]
+fn a_list_of_fields_takes_no_memory_beside_its_text() {
+    let of = |directive: &str| ResponseControl::of(&fields(&format!("cache-control: {directive}")));
+    let once = of("private=\"te, X-A\", no-cache=\"te\"");
+    let often = format!("private=\"{}X-A\", no-cache=\"{0}\", private=te", "te,".repeat(1000));
+    assert_eq!(of(&often), once);
+    assert_eq!((once.private_fields.len(), once.no_cache_fields.len()), (2, 1));
+    let kept = entry(&format!("cache-control: max-age=60, {often}"), Instant::now());
+    let names = kept.control().private_fields.capacity() + kept.control().no_cache_fields.capacity();
+    assert_eq!(names, 0);
 }
 
 /// Entries of several threads, many times as many as there is room for.

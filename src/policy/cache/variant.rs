@@ -8,6 +8,9 @@ use ring::digest::{Context, SHA256};
 
 use super::directives::{Escapes, members};
 
+/// The most fields that an answer may depend on. Each look at it costs a digest over all of them.
+const MOST_FIELDS: usize = 32;
+
 /// The fields that chose an answer, and what they were.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Selection {
@@ -17,7 +20,8 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// `None` when no later request could match: `Vary: *`, or a member that can be no field.
+    /// `None` when no later request could match: `Vary: *`, a member that can be no field, or so many that
+    /// no two requests are alike.
     pub(super) fn of(answer: &HeaderMap, request: &HeaderMap) -> Option<Self> {
         let lines = answer.get_all(header::VARY).iter();
         let fields: Result<Vec<_>, _> = lines
@@ -27,6 +31,9 @@ impl Selection {
         let mut fields = fields.ok()?;
         fields.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         fields.dedup();
+        if fields.len() > MOST_FIELDS {
+            return None;
+        }
         let values = digest(&fields, request);
         Some(Self { fields: fields.into(), values })
     }
@@ -42,8 +49,9 @@ impl Selection {
     }
 }
 
-/// Values are compared as lists, so how they are broken into lines and spaced does not matter; languages
-/// and codings in any case. An absent field is not an empty one.
+/// What an agent negotiates by is compared as the list that RFC 9110 section 12.5 makes of it, so how it is
+/// broken into lines and spaced does not matter; languages and codings in any case. Any other field may mean
+/// something by each of its bytes. An absent field is not an empty one.
 fn digest(fields: &[HeaderName], request: &HeaderMap) -> [u8; 32] {
     let mut digest = Context::new(&SHA256);
     for name in fields {
