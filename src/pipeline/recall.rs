@@ -228,7 +228,7 @@ fn keep(errand: &Errand, recall: &Recall, (store, key): (&Arc<Store>, Key), live
     hop_by_hop::strip(live.head.response.headers_mut());
     let (status, headers) = (live.head.response.status(), live.head.response.headers());
     let has_credential = identity::is_shown(&call.headers);
-    match Candidate::of(asked(lane, call), status, headers, rules, has_credential, times(live)) {
+    match Candidate::of(asked(lane, call), status, headers, rules, has_credential, times(live), store) {
         Some(candidate) => {
             live.recorder = Some(Box::new(Recorder::new(store.clone(), key, candidate)));
             live.note.cache = recall.note(None, true);

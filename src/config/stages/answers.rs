@@ -15,8 +15,8 @@ use crate::units::{ByteSize, Span};
 
 /// Of an answer that is shared or kept.
 const MAX_BODY: usize = 1 << 20;
-/// The most that one shared answer may hold: it is in memory as a whole, beside others.
-const MOST_SHARED: usize = 1 << 30;
+/// The most that one answer that is shared or kept may hold: it is in memory as a whole, beside others.
+const MOST_BODY: usize = 1 << 30;
 const MAX_BYTES: usize = 64 << 20;
 /// Longest fallback; nobody waits for more.
 const MOST_STEPS: usize = 16;
@@ -60,8 +60,8 @@ impl Resolver<'_> {
         };
         if coalesce.max_body == 0 {
             self.error(&["coalesce.max_body"], "expected more than 0B; `coalesce: off` shares nothing");
-        } else if coalesce.max_body > MOST_SHARED {
-            self.error(&["coalesce.max_body"], format!("at most {}", ByteSize(MOST_SHARED)));
+        } else if coalesce.max_body > MOST_BODY {
+            self.error(&["coalesce.max_body"], format!("at most {}", ByteSize(MOST_BODY)));
         }
         coalesce
     }
@@ -76,6 +76,8 @@ impl Resolver<'_> {
             self.error(&["cache.max_bytes"], "expected more than 0B; `cache: off` keeps nothing");
         } else if max_body == 0 {
             self.error(&["cache.max_body"], "expected more than 0B; `cache: off` keeps nothing");
+        } else if max_body > MOST_BODY {
+            self.error(&["cache.max_body"], format!("at most {}", ByteSize(MOST_BODY)));
         } else if max_body > max_bytes {
             let (body, all) = (ByteSize(max_body), ByteSize(max_bytes));
             let message = format!("max_body ({body}) is larger than max_bytes ({all})");

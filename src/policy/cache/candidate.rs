@@ -5,6 +5,8 @@ use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
 
 use super::entry::{Entry, Head};
+use super::room::Room;
+use super::store::Store;
 use super::{Asked, Times};
 use crate::config::Cache;
 use crate::wire::event_stream;
@@ -15,11 +17,12 @@ pub struct Candidate {
     head: Head,
     body: Vec<u8>,
     most: usize,
+    room: Room,
 }
 
 impl Candidate {
-    /// `None` when the answer is not to be kept. `answer` is the upstream's head without its hop-by-hop
-    /// fields; `has_credential` tells whose partition the key is in.
+    /// `None` when the answer is not to be kept, or too much is on its way into `store` already. `answer` is
+    /// the upstream's head without its hop-by-hop fields; `has_credential` tells whose partition the key is in.
     pub fn of(
         asked: Asked<'_>,
         status: StatusCode,
@@ -27,6 +30,7 @@ impl Candidate {
         cfg: &Cache,
         has_credential: bool,
         times: Times,
+        store: &Store,
     ) -> Option<Self> {
         // A stream of events has no end that would make it an answer.
         let has_part = *asked.method == Method::GET && asked.passes_by().is_none();
@@ -38,20 +42,40 @@ impl Candidate {
             return None;
         }
         let head = Head::of(asked, status, answer, has_credential, times);
-        head.may_be_kept().then(|| {
-            let known = length.and_then(|length| usize::try_from(length).ok()).unwrap_or_default();
-            Self { head, body: Vec::with_capacity(known.min(FIRST_PIECE)), most: cfg.max_body }
-        })
+        if !head.may_be_kept() {
+            return None;
+        }
+        let known = length.and_then(|length| usize::try_from(length).ok()).unwrap_or_default();
+        let first = known.min(FIRST_PIECE);
+        let mut room = store.room();
+        let fits = room.take(head.weight() + first);
+        fits.then(|| Self { head, body: Vec::with_capacity(first), most: cfg.max_body, room })
     }
 
-    /// Copies a piece of the body. `false`: the answer is larger than what is kept, so give it up.
+    /// Copies a piece of the body. `false`: the answer is larger than what is kept, or too much is on its way
+    /// in, so give it up.
     #[must_use]
     pub fn push(&mut self, piece: &[u8]) -> bool {
-        let fits = piece.len() <= self.most - self.body.len();
+        let length = self.body.len() + piece.len();
+        let fits = length <= self.most && self.has_room(length);
         if fits {
             self.body.extend_from_slice(piece);
         }
         fits
+    }
+
+    /// Grows as a `Vec` does, by doubling, where there is room for it.
+    fn has_room(&mut self, length: usize) -> bool {
+        let capacity = self.body.capacity();
+        if length <= capacity {
+            return true;
+        }
+        let doubled = capacity.saturating_mul(2).min(self.most).max(length);
+        let grown = [doubled, length].into_iter().find(|grown| self.room.take(grown - capacity));
+        if let Some(grown) = grown {
+            self.body.reserve_exact(grown - self.body.len());
+        }
+        grown.is_some()
     }
 
     /// The entry, once the body has come to its proper end. Trailers are not kept, as RFC 9110 section 6.5.1

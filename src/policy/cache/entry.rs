@@ -95,6 +95,17 @@ impl Head {
             && is_marked
     }
 
+    /// Bytes of memory, nearly, of the entry that it becomes, without a body.
+    pub(super) fn weight(&self) -> usize {
+        /// What a header map takes for a field beside its text.
+        const FIELD: usize = 128;
+        /// The entry, its share of the store's tables, the allocations' own.
+        const ENTRY: usize = size_of::<Entry>() + 256;
+        let fields: usize =
+            self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD).sum();
+        ENTRY + fields + self.selection.as_ref().map_or(0, Selection::weight)
+    }
+
     /// Whether it would have to be validated before each use and has nothing to be validated by.
     fn is_useless(&self) -> bool {
         let control = &self.control;
@@ -229,14 +240,7 @@ impl Entry {
 
     /// Bytes of memory, nearly.
     pub(super) fn weight(&self) -> usize {
-        /// What a header map takes for a field beside its text.
-        const FIELD: usize = 128;
-        /// The entry, its share of the store's tables, the allocations' own.
-        const ENTRY: usize = size_of::<Entry>() + 256;
-        let fields: usize =
-            self.head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD).sum();
-        let selection = self.selection().map_or(0, Selection::weight);
-        ENTRY + fields + selection + self.body.len()
+        self.head.weight() + self.body.len()
     }
 }
 

@@ -21,6 +21,7 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use super::entry::Entry;
+use super::room::{Allowance, Room};
 use super::verdict::Why;
 use crate::policy::identity::Key;
 
@@ -35,17 +36,24 @@ type Variants = Arc<[Arc<Entry>]>;
 pub struct Store {
     kept: Map<Key, Variants>,
     max_bytes: u64,
+    coming: Allowance,
     marks: Marks,
 }
 
 impl Store {
-    /// A store of at most so many bytes, bodies, heads and its own tables included.
+    /// A store of at most so many bytes, bodies, heads and its own tables included. As many again may be on
+    /// their way into it.
     pub fn new(max_bytes: u64) -> Self {
         let kept = Map::builder()
             .max_capacity(max_bytes)
             .weigher(|_, variants: &Variants| u32::try_from(weight(variants)).unwrap_or(u32::MAX))
             .build();
-        Self { kept, max_bytes, marks: Marks::new(Instant::now()) }
+        Self { kept, max_bytes, coming: Allowance::new(max_bytes), marks: Marks::new(Instant::now()) }
+    }
+
+    /// Memory for one more answer on its way in.
+    pub(super) fn room(&self) -> Room {
+        self.coming.share()
     }
 
     /// What is kept for a request, by the fields that `Vary` names.

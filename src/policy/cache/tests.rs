@@ -94,7 +94,8 @@ fn times(sent: Instant) -> Times {
 
 fn candidate(request: &Request, status: u16, answer: &str, is_private: bool, at: Times) -> Option<Candidate> {
     let status = StatusCode::from_u16(status).unwrap();
-    Candidate::of(request.asked(), status, &fields(answer), &CFG, is_private, at)
+    let store = Store::new(CFG.max_bytes);
+    Candidate::of(request.asked(), status, &fields(answer), &CFG, is_private, at, &store)
 }
 
 fn entry_of(request: &Request, status: u16, answer: &str, body: &str, at: Instant) -> Option<Entry> {
@@ -897,9 +898,9 @@ fn an_entry_keeps_no_memory_but_its_own() {
     let buffer = Bytes::from(vec![b'x'; 1 << 16]);
     let mut head = fields("cache-control: max-age=60");
     head.insert("x-slice", HeaderValue::from_maybe_shared(buffer.slice(..10)).unwrap());
-    let request = Request::get("");
+    let (request, store, now) = (Request::get(""), Store::new(CFG.max_bytes), times(Instant::now()));
     let mut candidate =
-        Candidate::of(request.asked(), StatusCode::OK, &head, &CFG, false, times(Instant::now())).unwrap();
+        Candidate::of(request.asked(), StatusCode::OK, &head, &CFG, false, now, &store).unwrap();
     assert!(candidate.push(&buffer.slice(..200)));
     let kept = candidate.complete();
     drop(head);
@@ -919,6 +920,34 @@ fn a_list_of_fields_takes_no_memory_beside_its_text() {
     let kept = entry(&format!("cache-control: max-age=60, {often}"), Instant::now());
     let names = kept.control().private_fields.capacity() + kept.control().no_cache_fields.capacity();
     assert_eq!(names, 0);
+}
+
+/// A store of 64 KiB once had three hundred bodies of 60 KB beside it.
+#[test]
+fn what_is_on_its_way_in_is_bounded_too() {
+    const MOST: u64 = 1 << 16;
+    let (store, request, now) = (Store::new(MOST), Request::get(""), times(Instant::now()));
+    let start = |headers: &str| {
+        Candidate::of(request.asked(), StatusCode::OK, &fields(headers), &CFG, false, now, &store)
+    };
+    let mut coming: Vec<Candidate> = (0..300).filter_map(|_| start("cache-control: max-age=60")).collect();
+    assert!((10..100).contains(&coming.len()), "{}", coming.len());
+    coming.truncate(10);
+    let mut taken = 0;
+    let mut refused = 0;
+    for round in 0..40 {
+        let gone: Vec<usize> = (0..coming.len()).filter(|index| !coming[*index].push(&[0; 1500])).collect();
+        refused += gone.len();
+        gone.iter().rev().for_each(|index| drop(coming.swap_remove(*index)));
+        taken = taken.max(coming.len() * (round + 1) * 1500);
+    }
+    assert!(refused > 0 && taken > MOST as usize / 2 && taken <= MOST as usize, "{refused}, {taken}");
+    // What has come or been given up leaves room for the next.
+    drop(coming);
+    let mut one = start("cache-control: max-age=60\ncontent-length: 60000").unwrap();
+    assert!(one.push(&[0; 60_000]) && start("content-length: 60000").is_none());
+    assert_eq!(one.complete().body().len(), 60_000);
+    assert!(start("content-length: 60000").is_some());
 }
 
 /// Entries of several threads, many times as many as there is room for.

@@ -3,8 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use hedgerow::config::Cache;
+<<<<<<< HEAD
 use hedgerow::policy::cache::{Asked, Candidate, Times, Verdict, touched};
 use hedgerow::policy::identity::{Passage, Place};
+=======
+use hedgerow::policy::cache::{Asked, Candidate, Store, Times, Verdict, touched};
+use hedgerow::policy::identity::Place;
+>>>>>>> 0b2ffb7 (Bound the memory of answers on their way into the cache)
 use hedgerow::wire::target::Scheme;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, StatusCode};
@@ -53,11 +58,10 @@ fn check(data: &[u8]) {
     let times = Times { sent, received, wall: SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600) };
 
     assert!(touched(Asked { method: &Method::POST, ..asked }, StatusCode::OK, &answer).len() <= 3);
+    let store = Store::new(cfg.max_bytes);
     for is_private in [false, true] {
-        let Some(mut candidate) = Candidate::of(asked, StatusCode::OK, &answer, &cfg, is_private, times)
-        else {
-            continue;
-        };
+        let candidate = Candidate::of(asked, StatusCode::OK, &answer, &cfg, is_private, times, &store);
+        let Some(mut candidate) = candidate else { continue };
         assert!(!says_no_store(&answer), "what is said not to be kept was kept");
         assert!(candidate.push(BODY));
         let entry = candidate.complete();
