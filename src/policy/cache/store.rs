@@ -2,8 +2,9 @@
 //!
 //! moka's own policy is kept, which lets a newcomer in only when it is asked for more often than what would
 //! have to go: agents ask for many things once, and those would sweep out what is asked for all the time.
-//! Its housekeeping is done at each [`Store::put`], which comes after a call to the upstream anyway: left to
-//! moka's own schedule, some hundred answers could be in memory beyond the bound.
+//! Its housekeeping is done whenever a sixty-fourth of the bound has been put: left to moka's own schedule, some
+//! hundred answers could be in memory beyond the bound, and at each put it is a lock that all of them wait for,
+//! on every 304 too.
 //!
 //! **Forgetting** (RFC 9111 section 4.4) has to reach the entries of a resource in every partition, and one
 //! that is still on its way. So it leaves a mark with its time, and what was asked for before that time must
@@ -12,6 +13,7 @@
 //! table of times alone, without the resources, was tried: with some hundred marks in eight thousand places
 //! it already cost hits. An index from resources to keys would not reach what is on its way.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use http::header::HeaderMap;
@@ -37,6 +39,7 @@ pub struct Store {
     kept: Map<Key, Variants>,
     max_bytes: u64,
     coming: Allowance,
+    arrears: Arrears,
     marks: Marks,
 }
 
@@ -48,7 +51,8 @@ impl Store {
             .max_capacity(max_bytes)
             .weigher(|_, variants: &Variants| u32::try_from(weight(variants)).unwrap_or(u32::MAX))
             .build();
-        Self { kept, max_bytes, coming: Allowance::new(max_bytes), marks: Marks::new(Instant::now()) }
+        let (coming, arrears) = (Allowance::new(max_bytes), Arrears::new(max_bytes));
+        Self { kept, max_bytes, coming, arrears, marks: Marks::new(Instant::now()) }
     }
 
     /// Memory for one more answer on its way in.
@@ -74,12 +78,15 @@ impl Store {
     /// Keeps an entry in the place of what was kept for such requests. An entry whose refreshing told that
     /// it is not to be kept takes that away. What was asked for earlier than what is there changes nothing.
     pub fn put(&self, key: Key, entry: Entry) {
+        let is_due = self.arrears.is_due(entry.weight() as u64);
         let entry = Arc::new(entry);
         self.kept.entry(key).and_compute_with(|old| {
             let old = old.map(moka::Entry::into_value).unwrap_or_default();
             self.with(&old, &entry)
         });
-        self.kept.run_pending_tasks();
+        if is_due {
+            self.kept.run_pending_tasks();
+        }
     }
 
     /// Something was done to a resource: what is kept of it, whoever asked, has to be validated before it is
@@ -88,8 +95,9 @@ impl Store {
         self.marks.set(resource, now);
     }
 
-    /// The number of keys, nearly.
+    /// The number of keys. Does the housekeeping first, so it is for looking at and not for each call.
     pub fn len(&self) -> u64 {
+        self.kept.run_pending_tasks();
         self.kept.entry_count()
     }
 
@@ -98,8 +106,9 @@ impl Store {
         self.len() == 0
     }
 
-    /// The memory that they take, nearly.
+    /// The memory that they take, nearly; as [`Store::len`].
     pub fn bytes(&self) -> u64 {
+        self.kept.run_pending_tasks();
         self.kept.weighted_size()
     }
 
@@ -134,6 +143,29 @@ impl Store {
 
 fn weight(variants: &[Arc<Entry>]) -> usize {
     variants.iter().map(|entry| entry.weight()).sum()
+}
+
+/// What has been put since the last housekeeping.
+#[derive(Debug)]
+struct Arrears {
+    bytes: AtomicU64,
+    most: u64,
+}
+
+impl Arrears {
+    fn new(max_bytes: u64) -> Self {
+        Self { bytes: AtomicU64::new(0), most: max_bytes / 64 }
+    }
+
+    /// Adds what is put now. `true` when it is time, and then it begins anew.
+    fn is_due(&self, bytes: u64) -> bool {
+        let sum = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let is_due = sum > self.most;
+        if is_due {
+            self.bytes.store(0, Ordering::Relaxed);
+        }
+        is_due
+    }
 }
 
 /// When something was last done to which resource: the latest of each place of a table exactly, and of the
@@ -216,4 +248,16 @@ impl Place {
 fn split(resource: &[u8; 32]) -> (usize, u64) {
     let [a, b, c, d, e, f, g, h, i, j, ..] = *resource;
     (usize::from(u16::from_be_bytes([a, b])) % Marks::PLACES, u64::from_be_bytes([c, d, e, f, g, h, i, j]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn housekeeping_is_due_with_each_sixty_fourth_of_the_bound() {
+        let arrears = Arrears::new(6400);
+        let due = |bytes: &[u64]| bytes.iter().map(|bytes| arrears.is_due(*bytes)).collect::<Vec<_>>();
+        assert_eq!(due(&[30, 70, 1, 100, 1, 5000, 99]), [false, false, true, false, true, true, false]);
+    }
 }
