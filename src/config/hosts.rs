@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use regex::Regex;
 
 use super::{DirectRule, EgressRule, Endpoint, HostPattern, PathPattern};
@@ -66,14 +66,14 @@ pub(super) fn egress_rule(text: &str) -> Result<EgressRule, String> {
     // A bare address covers what a name resolves to as well, so it is a range of one.
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     match bare.parse::<IpAddr>() {
-        Ok(ip) => Ok(EgressRule::Range(ip.into())),
+        Ok(ip) => Ok(EgressRule::Range(ip.to_canonical().into())),
         Err(_) => host_pattern(text).map(EgressRule::Host),
     }
 }
 
 /// `loopback`, a name, `*.suffix`, address or range (CIDR).
 pub(super) fn direct_rule(text: &str) -> Result<DirectRule, String> {
-    if text == "loopback" {
+    if text.eq_ignore_ascii_case("loopback") {
         return Ok(DirectRule::Loopback);
     }
     // As NO_PROXY is often written.
@@ -86,18 +86,27 @@ pub(super) fn direct_rule(text: &str) -> Result<DirectRule, String> {
     })
 }
 
-/// A range of addresses (CIDR), or one address.
+/// A range of addresses (CIDR), or one address. Of IPv4 addresses that are mapped into IPv6 it is the IPv4 range,
+/// since whoever is compared with it comes in that form.
 pub(super) fn range(text: &str) -> Result<IpNet, String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
-        return Ok(ip.into());
+        return Ok(ip.to_canonical().into());
     }
     let net: IpNet = text
         .parse()
         .map_err(|_| "expected a range of addresses such as 10.0.0.0/8 or fd00::/8".to_owned())?;
     match net.trunc() {
-        trunc if trunc == net => Ok(net),
+        trunc if trunc == net => Ok(canonical(net)),
         trunc => Err(format!("the address has bits beyond its prefix (did you mean `{trunc}`?)")),
     }
+}
+
+/// `10.0.0.0/8` for `::ffff:10.0.0.0/104` (RFC 4291 section 2.5.5.2).
+fn canonical(net: IpNet) -> IpNet {
+    let IpNet::V6(range) = net else { return net };
+    let mapped = range.addr().to_ipv4_mapped().zip(range.prefix_len().checked_sub(96));
+    let range = mapped.and_then(|(ip, prefix)| Ipv4Net::new(ip, prefix).ok());
+    range.map_or(net, IpNet::V4)
 }
 
 /// A glob over paths: `*` within one segment, `**` for any rest.

@@ -284,6 +284,32 @@ upstreams: { named: { hosts: [tool.svc, 10.1.1.1] } }",
 }
 
 #[test]
+fn rules_on_addresses_mean_the_same_in_each_form() {
+    let config = config(
+        "direct: [Loopback, '::ffff:10.0.0.0/104', '::ffff:192.0.2.7']
+egress: { deny: ['::ffff:10.9.0.0/112', '::ffff:192.0.2.9', '[::ffff:192.0.2.10]'] }
+listen: { clients: ['::ffff:10.0.0.0/104', '::ffff:192.0.2.7', 'fd00::/8', '::/0'] }",
+    );
+    let ranges = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
+    assert_eq!(config.listen.clients, ranges(&["10.0.0.0/8", "192.0.2.7/32", "fd00::/8", "::/0"]));
+    let denied = ranges(&["10.9.0.0/16", "192.0.2.9/32", "192.0.2.10/32"]);
+    assert_eq!(config.egress.deny, denied.into_iter().map(EgressRule::Range).collect::<Vec<_>>());
+    for (authority, expected) in [
+        ("10.1.2.3:80", "direct"),
+        ("[::ffff:10.1.2.3]:80", "direct"),
+        ("[::ffff:192.0.2.7]:80", "direct"),
+        ("192.0.2.7:80", "direct"),
+        ("192.0.2.8:80", "default"),
+        ("11.0.0.1:80", "default"),
+        ("localhost:80", "direct"),
+        ("127.0.0.1:80", "direct"),
+    ] {
+        let policy = config.policy_for(&Authority::parse(authority, None).unwrap());
+        assert_eq!(&*policy.name, expected, "{authority}");
+    }
+}
+
+#[test]
 fn stages_without_needs_can_be_switched_on_by_a_word() {
     for word in ["true", "on", "{}"] {
         let config = config(&format!("defaults: {{ retry: {word}, coalesce: {word}, cache: {word} }}"));
