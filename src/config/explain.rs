@@ -95,9 +95,9 @@ impl Loaded {
         let mut values = Vec::new();
         flatten(&Path::root(), &policy.stages.effective(), &mut |key, value| {
             let is_off = matches!(value.as_str(), "off" | "[]");
-            let source = match self.source(&[Path::of(["defaults"])], key) {
-                _ if is_off => Source::File { section: "direct".into(), line },
-                source => source,
+            let source = match is_off {
+                true => Source::File { section: "direct".into(), line },
+                false => Source::BuiltIn,
             };
             values.push(Explained { key: key.to_string(), value, source });
         });

@@ -74,7 +74,7 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// For hosts that no upstream names; its name is `default`.
     pub defaults: Arc<UpstreamPolicy>,
-    /// For hosts in `direct`, every stage off; its name is `direct`.
+    /// For hosts in `direct`, every stage off and nothing of the defaults; its name is `direct`.
     pub untouched: Arc<UpstreamPolicy>,
     /// In the file's order.
     pub upstreams: Vec<Arc<UpstreamPolicy>>,
@@ -512,26 +512,6 @@ pub struct Stages {
     pub cache: Option<Cache>,
     /// What to answer instead of a failure, in order.
     pub fallback: Arc<[FallbackStep]>,
-}
-
-impl Stages {
-    /// The same with every guard off.
-    #[must_use]
-    pub fn untouched(&self) -> Self {
-        Self {
-            attempt_timeout: None,
-            deadline: None,
-            hedge: None,
-            bulkhead: None,
-            breaker: None,
-            retry: None,
-            rate_limit: None,
-            coalesce: None,
-            cache: None,
-            fallback: Arc::default(),
-            ..self.clone()
-        }
-    }
 }
 
 /// The deadline stage.

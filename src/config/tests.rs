@@ -252,7 +252,7 @@ upstreams:
 fn what_direct_lists_passes_untouched_unless_an_upstream_names_it() {
     let loaded = loaded(
         "direct: [loopback, '*.svc', 'Api.Example:8443', 10.0.0.0/8, 'fd00::/8', 192.0.2.7]
-defaults: { retry: true, rate_limit: { rate: 9/s }, cache: true, coalesce: true, fallback: [{ degraded: {} }] }
+defaults: { stream_idle: 1s, connect_timeout: 10ms, tunnel_idle: 1s, retry: true, rate_limit: { rate: 9/s }, cache: true, coalesce: true, fallback: [{ degraded: {} }] }
 upstreams: { named: { hosts: [tool.svc, 10.1.1.1] } }",
     );
     let name = |authority: &str| {
@@ -277,10 +277,17 @@ upstreams: { named: { hosts: [tool.svc, 10.1.1.1] } }",
     }
     let stages = &loaded.config.untouched.stages;
     assert!(stages.retry.is_none() && stages.cache.is_none() && stages.fallback.is_empty());
+    // Nor does a tight bound of the defaults cut them.
+    assert_eq!(
+        [stages.connect_timeout, stages.stream_idle, stages.tunnel_idle].map(|span| span.as_secs()),
+        [2, 3600, 3600]
+    );
     let explained = loaded.explain("http://a.svc/", &Method::GET).unwrap();
     assert_eq!((explained.upstream.as_str(), explained.host), ("direct", Some(("*.svc".into(), 1))));
-    let retry = explained.values.iter().find(|value| value.key == "retry").unwrap();
-    assert_eq!(format!("{} | {}", retry.value, retry.source), "off | line 1, direct");
+    for (key, expected) in [("retry", "off | line 1, direct"), ("stream_idle", "1h | built in")] {
+        let found = explained.values.iter().find(|value| value.key == key).unwrap();
+        assert_eq!(format!("{} | {}", found.value, found.source), expected);
+    }
 }
 
 #[test]

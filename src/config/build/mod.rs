@@ -21,7 +21,7 @@ use super::raw;
 use super::report::Report;
 use super::stages::Inherited;
 use super::{
-    AccessLog, Config, DirectRule, Dns, Drain, Egress, HostIndex, Limits, Listen, Origin, Telemetry,
+    AccessLog, Config, DirectRule, Dns, Drain, Egress, HostIndex, Limits, Listen, Origin, Stages, Telemetry,
     UpstreamPolicy, UpstreamTls, hosts,
 };
 use crate::units::{ByteSize, Span};
@@ -71,7 +71,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
             intercept: false,
             tls: UpstreamTls::default(),
             rewrite: None,
-            stages: stages.untouched(),
+            stages: Stages::untouched(),
             routes: Vec::new(),
         }),
         defaults: Arc::new(UpstreamPolicy {

@@ -12,6 +12,7 @@ mod attempts;
 mod doubts;
 
 use std::fmt::Display;
+use std::sync::Arc;
 use std::time::Duration;
 
 use self::answers::Chain;
@@ -125,6 +126,35 @@ impl Inherited {
         };
         resolver.doubt(&stages);
         stages
+    }
+}
+
+impl Stages {
+    /// What holds for hosts that pass with no policy: every guard off, and values of their own for what has no
+    /// off. `defaults` are for calls under a policy, so that a tight one there cuts nothing here; a body that
+    /// no deadline covers may be as silent as a tunnel, which is what most of these calls are.
+    pub(super) fn untouched() -> Self {
+        Self {
+            connect_timeout: CONNECT_TIMEOUT,
+            attempt_timeout: None,
+            stream_idle: TUNNEL_IDLE,
+            tunnel_idle: TUNNEL_IDLE,
+            replay_limit: REPLAY_LIMIT,
+            unacceptable: StatusSet::new(UNACCEPTABLE),
+            deadline: None,
+            hedge: None,
+            extra_load: ExtraLoad {
+                ratio: Percent::new(EXTRA_LOAD_RATIO),
+                floor: Rate::per_second(EXTRA_LOAD_FLOOR),
+            },
+            bulkhead: None,
+            breaker: None,
+            retry: None,
+            rate_limit: None,
+            coalesce: None,
+            cache: None,
+            fallback: Arc::default(),
+        }
     }
 }
 
