@@ -22,6 +22,7 @@ use serde::forward_to_deserialize_any;
 use super::notation::{Found, SWITCH, TOGGLE};
 use super::problem::{Path, Place, Problem};
 use super::raw;
+use super::secret::has_userinfo;
 use super::tree::{Entry, Node, Value};
 
 /// Where reading stops: nobody fixes more at once, and each costs another reading.
@@ -75,10 +76,6 @@ struct ReadError {
 }
 
 impl ReadError {
-    fn expected(what: impl Display, found: &Node) -> Self {
-        serde::de::Error::custom(format_args!("expected {what}; found {}", Kind(found)))
-    }
-
     /// Only the deepest place counts.
     fn at(mut self, place: Place, trail: &Trail<'_>) -> Self {
         self.at.get_or_insert_with(|| (place, trail.to_path()));
@@ -106,12 +103,17 @@ impl serde::de::Error for ReadError {
 }
 
 /// What a node is, for messages.
-struct Kind<'a>(&'a Node);
+struct Kind<'a> {
+    node: &'a Node,
+    may_be_secret: bool,
+}
 
 impl Display for Kind<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0.value {
+        match &self.node.value {
             Value::Null | Value::Cut => f.write_str("nothing"),
+            Value::Number(_) if self.may_be_secret => f.write_str("a number"),
+            Value::Text(_) if self.may_be_secret => f.write_str("text"),
             Value::Bool(value) => write!(f, "`{value}`"),
             Value::Number(text) | Value::Text(text) => Found(text).fmt(f),
             Value::List(_) => f.write_str("a list"),
@@ -142,8 +144,16 @@ impl<'a> Reader<'a> {
             Value::Map(entries) => Ok(entries),
             // A section of which everything is commented out.
             Value::Null => Ok(&[]),
-            _ => Err(ReadError::expected(what, self.node)),
+            _ => Err(self.expected(what)),
         }
+    }
+
+    fn expected(&self, what: impl Display) -> ReadError {
+        serde::de::Error::custom(format_args!("expected {what}; found {}", self.kind()))
+    }
+
+    fn kind(&self) -> Kind<'a> {
+        Kind { node: self.node, may_be_secret: self.trail.to_path().may_be_secret() }
     }
 
     fn read_map<'de, V: Visitor<'de>>(
@@ -205,7 +215,7 @@ impl<'a> Reader<'a> {
         match &self.node.value {
             // `1.10` and `8080` are text where text is wanted, digit by digit.
             Value::Text(text) | Value::Number(text) => Ok(text),
-            _ => Err(ReadError::expected("text", self.node)),
+            _ => Err(self.expected("text")),
         }
     }
 
@@ -235,7 +245,7 @@ macro_rules! whole_numbers {
                 None => {
                     let most = u64::from(<$type>::MAX);
                     let what = if most == u64::MAX { "a whole number".into() } else { format!("a whole number up to {most}") };
-                    Err(ReadError::expected(what, self.node))
+                    Err(self.expected(what))
                 }
             }
         }
@@ -254,7 +264,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             },
             Value::Text(text) => visitor.visit_str(text),
             // Every type that asks this way is written as text or number.
-            _ => Err(ReadError::expected(Expecting(&visitor), self.node)),
+            _ => Err(self.expected(Expecting(&visitor))),
         }
     }
 
@@ -268,7 +278,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match self.flag() {
             Some(value) => visitor.visit_bool(value),
-            None => Err(ReadError::expected("`true` or `false`", self.node)),
+            None => Err(self.expected("`true` or `false`")),
         }
     }
 
@@ -298,7 +308,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             (TOGGLE, Value::Bool(_) | Value::Number(_) | Value::Text(_) | Value::List(_)) => {
                 match self.flag() {
                     Some(is_on) => visitor.visit_bool(is_on),
-                    None => Err(ReadError::expected(Expecting(&visitor), self.node)),
+                    None => Err(self.expected(Expecting(&visitor))),
                 }
             }
             _ => visitor.visit_newtype_struct(self),
@@ -309,13 +319,14 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         match &self.node.value {
             Value::List(items) => visitor.visit_seq(Items { reader: self, rest: items.iter().enumerate() }),
             _ if matches!(self.trail, Trail::Key(_, "routes" | "fallback")) => {
-                Err(ReadError::expected("a list of mappings", self.node))
+                Err(self.expected("a list of mappings"))
             }
-            Value::Text(text) | Value::Number(text) => Err(serde::de::Error::custom(format_args!(
-                "expected a list; found {} (did you mean `[{text}]`?)",
-                Kind(self.node)
-            ))),
-            _ => Err(ReadError::expected("a list", self.node)),
+            Value::Text(text) | Value::Number(text) if !self.kind().may_be_secret && !has_userinfo(text) => {
+                let message =
+                    format_args!("expected a list; found {} (did you mean `[{text}]`?)", self.kind());
+                Err(serde::de::Error::custom(message))
+            }
+            _ => Err(self.expected("a list")),
         }
     }
 
@@ -348,7 +359,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         };
         if !variants.contains(&word) {
             let hint = did_you_mean(word, variants.iter().copied());
-            let error = format!("expected one of {}; found {}{hint}", variants.join(", "), Kind(self.node));
+            let error = format!("expected one of {}; found {}{hint}", variants.join(", "), self.kind());
             return Err(serde::de::Error::custom(error));
         }
         let word: StrDeserializer<'_, ReadError> = word.into_deserializer();

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::secret::SecretBytes;
+use super::secret::{SecretBytes, is_file_name};
 
 /// Largest file that a policy may name: the public roots of a system are a quarter of it.
 const MAX_FILE: u64 = 1 << 20;
@@ -84,7 +84,13 @@ impl Sources {
         if path.contains("-----BEGIN") {
             return Err("expected the path of a PEM file; found what should be in it".into());
         }
-        self.file(path)
+        self.file(path).map_err(|message| match is_file_name(path) {
+            true => message,
+            // The same, in one line and without its frame.
+            false => {
+                "expected the path of a PEM file; what is written here is none, or cannot be read".into()
+            }
+        })
     }
 
     /// `text` with `${env:NAME}` and `${file:PATH}` replaced. The error never shows a value.
@@ -103,9 +109,10 @@ impl Sources {
 
     fn substitution(&self, what: &str) -> Result<String, String> {
         match what.split_once(':') {
-            Some(("env", name)) => {
-                (self.variable)(name).ok_or_else(|| format!("the environment variable {name} is not set"))
-            }
+            Some(("env", name)) => (self.variable)(name).ok_or_else(|| match is_variable(name) {
+                true => format!("the environment variable {name} is not set"),
+                false => "expected the name of an environment variable in `${env:NAME}`".into(),
+            }),
             Some(("file", path)) => {
                 let bytes = self.file(path)?;
                 let text = std::str::from_utf8(&bytes).map_err(|_| format!("{path} is not UTF-8"))?;
@@ -132,6 +139,11 @@ impl Sources {
         }
         format!("{:016x}", hash.0)
     }
+}
+
+/// Whether a name is one that variables have; anything else may be the secret itself.
+fn is_variable(name: &str) -> bool {
+    name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
 fn only_certificates(pem: &[u8]) -> Content {

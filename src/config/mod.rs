@@ -18,6 +18,7 @@ mod hosts;
 mod load;
 mod notation;
 mod problem;
+mod quoting;
 mod raw;
 mod report;
 mod schema;

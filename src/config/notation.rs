@@ -12,6 +12,7 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
+use super::secret::without_userinfo;
 use crate::units::{ByteSize, Percent, Rate, Span};
 
 /// A value with a unit, as the user wrote it.
@@ -140,13 +141,14 @@ impl<T: Notation> JsonSchema for Unit<T> {
     }
 }
 
-/// A value in a message: in backticks, cut when it is long.
+/// A value in a message: in backticks, cut when it is long, and without any password that a URL has.
 pub(super) struct Found<'a>(pub &'a str);
 
 impl fmt::Display for Found<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MOST: usize = 60;
-        let mut chars = self.0.chars().filter(|c| !c.is_control());
+        let text = without_userinfo(self.0);
+        let mut chars = text.chars().filter(|c| !c.is_control());
         write!(f, "`{}", chars.by_ref().take(MOST).collect::<String>())?;
         f.write_str(if chars.next().is_some() { "…`" } else { "`" })
     }

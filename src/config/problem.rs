@@ -8,6 +8,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::quoting::unquotable;
+use super::secret::sounds_secret;
+
 /// A line and column, both from 1; columns count characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -37,8 +40,9 @@ pub enum Segment {
     Index(usize),
 }
 
-/// A place in the policy by its keys, such as `upstreams.quotes.hosts[0]`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// A place in the policy by its keys, such as `upstreams.quotes.hosts[0]`. What is printed of it shows no value that
+/// was written as a key.
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Path(Vec<Segment>);
 
 impl Path {
@@ -78,17 +82,52 @@ impl Path {
         &self.0
     }
 
-    /// Whether what stands here may be a secret, so that its line is not to be shown.
+    /// Whether what stands here may be a secret, so that its value is not to be shown: where secrets belong, and
+    /// where a slip may have put one. A slip is a misspelt key too, so that all of `rewrite` and `degraded` counts
+    /// but what is known to be none, and any key that is called like a credential.
     pub fn may_be_secret(&self) -> bool {
-        let is_key = |segment: Option<&Segment>, names: &[&str]| matches!(segment, Some(Segment::Key(key)) if names.contains(&key.as_str()));
-        self.is_header_value()
-            || is_key(self.0.first(), &["shared_state"])
-            // Files are expected here, but someone may have written the key itself.
-            || is_key(self.0.last(), &["ca_key", "client_key"])
+        let mut keys = self.keys();
+        while let Some(key) = keys.next() {
+            match key {
+                "rewrite" => return keys.next() != Some("path"),
+                "degraded" => return !matches!(keys.next(), Some("status" | "body")),
+                "headers" | "header" | "set" | "shared_state" | "otlp" => return true,
+                _ if sounds_secret(key) => return true,
+                _ => {}
+            }
+        }
+        false
+    }
+
+    /// Where the name of a key's file is expected, and someone may have written the key itself.
+    pub(super) fn is_key_file(&self) -> bool {
+        matches!(self.0.last(), Some(Segment::Key(key)) if key == "ca_key" || key == "client_key")
+    }
+
+    /// `upstreams.NAME.rewrite.headers.remove[0]`, the name of a field.
+    pub(super) fn is_removed_field(&self) -> bool {
+        matches!(self.0.as_slice(), [.., Segment::Key(list), Segment::Index(_)] if list == "remove")
+    }
+
+    /// Whether the last key looks like a whole line of a mapping.
+    pub(super) fn has_odd_key(&self) -> bool {
+        matches!(self.0.last(), Some(Segment::Key(key)) if key.contains(ODD))
+    }
+
+    /// The keys, without the name of the upstream: that may be anything.
+    fn keys(&self) -> impl Iterator<Item = &str> {
+        let is_name = |nth: usize| nth == 1 && self.0[0] == Segment::Key("upstreams".into());
+        self.0.iter().enumerate().filter(move |(nth, _)| !is_name(*nth)).filter_map(|(_, segment)| {
+            match segment {
+                Segment::Key(key) => Some(key.as_str()),
+                Segment::Index(_) => None,
+            }
+        })
     }
 
     /// `upstreams.NAME.rewrite.headers.set.FIELD`, and `degraded.headers.FIELD` of a fallback in any
-    /// section: the places where `${env:…}` is replaced.
+    /// section: the places where `${env:…}` is replaced. `set` and `headers` themselves count, where someone may
+    /// have written text instead of a mapping.
     pub fn is_header_value(&self) -> bool {
         self.is_in_upstream(&["rewrite", "headers", "set"]) || self.is_in_degraded_headers()
     }
@@ -102,7 +141,7 @@ impl Path {
             _ => return false,
         };
         match section {
-            [fallback, _, degraded, headers, _, ..] => {
+            [fallback, _, degraded, headers, ..] => {
                 is_key(fallback, "fallback") && is_key(degraded, "degraded") && is_key(headers, "headers")
             }
             _ => false,
@@ -118,23 +157,36 @@ impl Path {
         let is_key = |segment: &Segment, name: &str| matches!(segment, Segment::Key(key) if key == name);
         match self.0.as_slice() {
             [top, _, below @ ..] if is_key(top, "upstreams") => {
-                below.len() > keys.len() && below.iter().zip(keys).all(|(segment, key)| is_key(segment, key))
+                below.len() >= keys.len() && below.iter().zip(keys).all(|(segment, key)| is_key(segment, key))
             }
             _ => false,
         }
     }
 }
 
+/// What no key has; behind it begins what was to be its value.
+const ODD: [char; 3] = [':', '=', ' '];
+
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, segment) in self.0.iter().enumerate() {
             match segment {
+                Segment::Key(key) if key.contains(ODD) && self.may_be_secret() => {
+                    write!(f, ".{}…", key.split(ODD).next().unwrap_or_default())?;
+                }
                 Segment::Key(key) if nth == 0 => f.write_str(key)?,
                 Segment::Key(key) => write!(f, ".{key}")?,
                 Segment::Index(index) => write!(f, "[{index}]")?,
             }
         }
         Ok(())
+    }
+}
+
+/// As it is shown: the keys may be a secret's.
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -229,12 +281,14 @@ impl Problems {
     }
 }
 
-/// Each problem with its source line and a pointer, as compilers print them.
+/// Each problem with its source line and a pointer, as compilers print them; without them where the line may
+/// hold a secret.
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hidden = unquotable(&self.source);
         for problem in &self.list {
             writeln!(f, "{}:{problem}", self.file)?;
-            if problem.path.may_be_secret() {
+            if hidden.contains(&problem.place.line) {
                 continue;
             }
             let line = self.source.lines().nth(problem.place.line - 1).unwrap_or_default();

@@ -461,6 +461,49 @@ fn a_bad_secret_is_told_without_its_value() {
     assert!(!format!("{problems:?} {}", problems.summary()).contains("hunter2"));
 }
 
+/// Slips of people who write a key into the policy itself.
+#[test]
+fn a_secret_that_stands_where_it_should_not_is_never_shown() {
+    for wrong in [
+        "rewrite: { headers: { set: 'x-api-key: canary' } }",
+        "rewrite: { headers: { set: 'x-api-key: ${env:canary}' } }",
+        "rewrite: { headers: { set: ['x-api-key: canary'] } }",
+        "rewrite: { headers: { set: { 'x-api-key: canary' } } }",
+        "rewrite: { headers: { set: { x-api-key: [canary], x-b: { a: canary } } } }",
+        "rewrite: { headers: { set: { x-api-key: canary, X-Api-Key: canary, te: canary, 'b ad': canary } } }",
+        "rewrite: { headers: { set: { y: '${env:ca-nary-canary}', z: '${canary}' }, remove: canary } }",
+        "rewrite: { headers: { sett: { x-a: canary } } }",
+        "rewrite: { header: { set: { x-a: canary } } }",
+        "rewrite: { headers: { x-a: canary } }",
+        "rewrite: [{ headers: { set: { x-a: canary } } }]",
+        "rewrite: 'x-a: canary'",
+        "headers: { x-a: canary }",
+        "x-api-key: canary",
+        "rewrite: { headers: { set: { x-a: canary } } }; bogus: 1",
+        "rewrite: { headers: { set: { x-a: canary } } }; hedge: { to: nobody }",
+        "rewrite: { headers: { set: { x-a: \"ca\\nnary canary\" } } }",
+        "rewrite: { headers: { set: { x-a: \"canary } } }",
+        "rewrite:\n      headers:\n        set:\n          x-a: \"canary",
+        "rewrite:\n      headers:\n        set:\n          x-a: |\n            canary\n            canary",
+        "fallback: [{ degraded: { headers: 'x-a: canary' } }]",
+        "fallback: [{ degraded: { header: { x-a: canary } } }]",
+        "fallback: [{ degraded: { headers: { x-a: [canary] } } }]",
+        "endpoint: 'https://user:canary@a.example'",
+        "endpoint: { url: 'https://canary:x@a.example' }",
+        "hedge: 'https://user:canary@a.example'",
+        "cache: { vary: 'https://user:canary@a.example' }",
+        "tls: { client_cert: none.pem, client_key: MIIEcanarycanarycanary }",
+    ] {
+        let text = format!("upstreams:\n  a:\n    hosts: [a]\n    {}\n", wrong.replace("; ", "\n    "));
+        let flow = format!("upstreams: {{ a: {{ hosts: [a], {} }} }}\n", wrong.replace("; ", ", "));
+        for text in [text, flow] {
+            let Err(problems) = parse(&text, FilePath::new("/nonexistent")) else { panic!("{text}") };
+            let shown = format!("{problems}\n{problems:?}\n{}", problems.summary());
+            assert!(!shown.contains("canary"), "{text}\n{shown}");
+        }
+    }
+}
+
 #[test]
 fn secrets_of_degraded_answers_are_put_in_and_never_shown() {
     let variable: fn(&str) -> Option<String> = |name| (name == "KEY").then(|| "env-secret".to_owned());

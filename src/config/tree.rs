@@ -10,6 +10,7 @@
 //! are bounded before anything is built.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_yaml::{DuplicateKeyPolicy, Location, NonFiniteFloatPolicy, Options, Spanned};
@@ -32,6 +33,8 @@ const MAX_ALIASED: usize = 50_000;
 pub(super) struct Node {
     /// Where the value begins; for an alias, where the alias stands.
     pub(super) place: Place,
+    /// The lines on which its text is written, which an alias only points to.
+    written: RangeInclusive<usize>,
     /// The value.
     pub(super) value: Value,
 }
@@ -69,19 +72,21 @@ pub(super) struct Entry {
 impl Entry {
     /// Where to point when the entry is wrong: at the value on the same line, at the key of a block.
     pub(super) fn pointer(&self) -> Place {
-        if self.value.is_scalar() { self.value.place } else { self.place }
+        if self.value.value.is_scalar() { self.value.place } else { self.place }
+    }
+}
+
+impl Value {
+    fn is_scalar(&self) -> bool {
+        match self {
+            Self::Bool(_) | Self::Number(_) | Self::Text(_) => true,
+            // A value that was left out begins wherever the next token does: the key is the better place.
+            Self::Null | Self::List(_) | Self::Map(_) | Self::Cut => false,
+        }
     }
 }
 
 impl Node {
-    fn is_scalar(&self) -> bool {
-        match self.value {
-            Value::Bool(_) | Value::Number(_) | Value::Text(_) => true,
-            // A value that was left out begins wherever the next token does: the key is the better place.
-            Value::Null | Value::List(_) | Value::Map(_) | Value::Cut => false,
-        }
-    }
-
     /// Where the value at `path` stands, or its nearest ancestor that is in the file; with the path as
     /// the file counts it. List indexes in `path` are those of the list that was read from the tree,
     /// from which cut items are missing.
@@ -177,6 +182,27 @@ impl Node {
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Text(_) | Value::Cut => {}
+        }
+    }
+
+    /// Calls `visit` for each value that holds no others, with the lines on which it is written.
+    pub(super) fn for_each_text(&self, visit: &mut impl FnMut(&Path, RangeInclusive<usize>, &Value)) {
+        self.for_each_text_below(&Path::root(), visit);
+    }
+
+    fn for_each_text_below(&self, path: &Path, visit: &mut impl FnMut(&Path, RangeInclusive<usize>, &Value)) {
+        match &self.value {
+            Value::List(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    item.for_each_text_below(&path.index(index), visit);
+                }
+            }
+            Value::Map(entries) => {
+                for entry in entries {
+                    entry.value.for_each_text_below(&path.key(&entry.key), visit);
+                }
+            }
+            value => visit(path, self.written.clone(), value),
         }
     }
 
@@ -328,7 +354,9 @@ impl SpannedNode {
                     .collect(),
             ),
         };
-        Node { place: self.location.into(), value }
+        let Place { line, .. } = self.defined.into();
+        let more = if value.is_scalar() { source_of(self.defined, text).matches('\n').count() } else { 0 };
+        Node { place: self.location.into(), written: line..=line + more, value }
     }
 }
 
