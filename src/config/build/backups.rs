@@ -7,16 +7,17 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, COOKIE, HeaderName};
 
 use super::Builder;
 use crate::config::de::did_you_mean;
 use crate::config::egress::{check_address, check_name};
 use crate::config::notation::Switch;
 use crate::config::problem::{Path, Severity};
-use crate::config::{Egress, Origin, UpstreamPolicy, raw};
+use crate::config::{Egress, Origin, Rewrite, UpstreamPolicy, raw};
 use crate::error::Error;
 use crate::wire::authority::Authority;
+use crate::wire::credentials::is_credential;
 
 /// Where a section names a backup.
 struct Mention<'a> {
@@ -116,16 +117,16 @@ impl Builder<'_> {
 
     /// The caller's key for one provider is sent to the next unless the policy says otherwise.
     fn doubt_credentials(&self, mention: &Mention<'_>, backup: &UpstreamPolicy, place: &Authority) {
-        let is_handled = backup.rewrite.as_ref().is_some_and(|rewrite| {
-            rewrite.remove.contains(&AUTHORIZATION)
-                || rewrite.set.iter().any(|(name, _)| name == AUTHORIZATION)
-        });
+        let travelling = travelling(backup.rewrite.as_ref());
         let is_same = mention.of.is_some_and(|upstream| is_of_site(upstream, site(place.host())));
-        if is_handled || is_same || is_in_house(place) || !self.report.has_room(Severity::Warning) {
+        if travelling.is_empty() || is_same || is_in_house(place) || !self.report.has_room(Severity::Warning)
+        {
             return;
         }
+        let (verb, them) = if travelling.len() == 1 { ("goes", "it") } else { ("go", "them") };
         let message = format!(
-            "the caller's `authorization` goes to {} too: set or remove it in upstreams.{}.rewrite.headers",
+            "the caller's {} {verb} to {} too: set or remove {them} in upstreams.{}.rewrite.headers",
+            in_words(&travelling),
             place.host(),
             backup.name
         );
@@ -149,6 +150,28 @@ impl Builder<'_> {
                 }
             }
         }
+    }
+}
+
+/// The usual credentials that `rewrite` neither sets nor removes. Who deals with a key under another name knows
+/// what that provider's callers have, and is not asked about `x-api-key`.
+fn travelling(rewrite: Option<&Rewrite>) -> Vec<HeaderName> {
+    let handled: Vec<&HeaderName> = rewrite
+        .into_iter()
+        .flat_map(|rewrite| rewrite.remove.iter().chain(rewrite.set.iter().map(|(name, _)| name)))
+        .collect();
+    let usual = [AUTHORIZATION, COOKIE];
+    let has_key = handled.iter().any(|name| is_credential(name) && !usual.contains(name));
+    let key = (!has_key).then(|| HeaderName::from_static("x-api-key"));
+    usual.into_iter().filter(|name| !handled.contains(&name)).chain(key).collect()
+}
+
+/// `a`, `b` and `c`, each in backticks.
+fn in_words(names: &[HeaderName]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.as_slice() {
+        [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),
+        few => few.concat(),
     }
 }
 
@@ -258,6 +281,26 @@ mod tests {
         ] {
             assert_eq!(site(host), expected, "{host}");
         }
+    }
+
+    #[test]
+    fn the_usual_credentials_travel_unless_the_backup_deals_with_them() {
+        let names = |list: &[&'static str]| list.iter().map(|name| HeaderName::from_static(name)).collect();
+        for (set, remove, expected) in [
+            (&[][..], &[][..], "`authorization`, `cookie` and `x-api-key`"),
+            (&[], &["authorization"], "`cookie` and `x-api-key`"),
+            (&["authorization"], &["cookie"], "`x-api-key`"),
+            (&["x-client"], &["authorization", "x-api-key"], "`cookie`"),
+            (&["x-goog-api-key"], &["authorization", "cookie"], ""),
+            (&["x-api-key"], &["authorization", "cookie"], ""),
+        ] {
+            let value = http::HeaderValue::from_static("x");
+            let set: Vec<HeaderName> = names(set);
+            let set = set.into_iter().map(|name| (name, value.clone())).collect();
+            let rewrite = Rewrite { path: None, set, remove: names(remove) };
+            assert_eq!(in_words(&travelling(Some(&rewrite))), expected);
+        }
+        assert_eq!(travelling(None).len(), 3);
     }
 
     #[test]
