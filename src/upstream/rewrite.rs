@@ -14,7 +14,8 @@ use crate::config::Rewrite;
 use crate::error::Error;
 
 /// The target that `rewrite` makes of `target`. Where the pattern does not match the path, byte for byte
-/// the same. Where `to` brings a query of its own, the request's is appended.
+/// the same. Where `to` brings a query of its own, the request's is appended. Where what comes out does not
+/// begin with a slash, as a group may not, it gets one.
 ///
 /// # Errors
 /// [`Error::Internal`] when what comes out is no path: `to` is at fault, not the caller.
@@ -28,7 +29,7 @@ pub fn target(rewrite: &Rewrite, target: &PathAndQuery) -> Result<PathAndQuery, 
         text.push_str(query);
     }
     if !text.starts_with('/') {
-        return Err(Error::Internal("rewrite.path.to made a path without a leading slash".into()));
+        text.insert(0, '/');
     }
     PathAndQuery::from_maybe_shared(text.into_bytes())
         .map_err(|_| Error::Internal("rewrite.path.to made a path with characters that none may have".into()))
@@ -83,10 +84,20 @@ mod tests {
 
     #[test]
     fn a_replacement_that_makes_no_path_is_an_error() {
-        for to in ["prices", "", "/a b"] {
-            let answer = rewritten(&path_rewrite("^/x$", to), "/x");
-            assert!(matches!(answer, Err(Error::Internal(_))), "{to:?}: {answer:?}");
-        }
+        let answer = rewritten(&path_rewrite("^/x$", "/a b"), "/x");
+        assert!(matches!(answer, Err(Error::Internal(_))), "{answer:?}");
+    }
+
+    /// Every call under `to: "$1"` once was an internal error.
+    #[test]
+    fn what_comes_out_without_a_slash_gets_one() {
+        let rewrite = path_rewrite("^/v1/(.*)$", "$1");
+        assert_eq!(rewritten(&rewrite, "/v1/x/y?q=1").as_deref(), Ok("/x/y?q=1"));
+        assert_eq!(rewritten(&rewrite, "/v1/").as_deref(), Ok("/"));
+        assert_eq!(rewritten(&rewrite, "/v1/?q").as_deref(), Ok("/?q"));
+        let optional = path_rewrite("^/v1(/.*)?$", "$1");
+        assert_eq!(rewritten(&optional, "/v1").as_deref(), Ok("/"));
+        assert_eq!(rewritten(&optional, "/v1//x").as_deref(), Ok("//x"));
     }
 
     #[test]

@@ -42,7 +42,13 @@ impl Builder<'_> {
                 self.report.error(&path.key("to"), format!("`from` has no group `{group}`{hint}"));
             }
         }
-        self.report.check(&path.key("to"), judge_replacement(from, to));
+        let is_fine = self.report.check(&path.key("to"), judge_replacement(from, to)).is_some();
+        if let Some(group) =
+            first_group(to).filter(|group| is_fine && !begins_with_slash(from, &regex, group))
+        {
+            let message = format!("group `{group}` may begin without `/`; then one is put in front of it");
+            self.report.warning(&path.key("to"), message);
+        }
         Some((regex, to.clone()))
     }
 }
@@ -86,6 +92,53 @@ fn judge_replacement(from: &str, to: &str) -> Result<(), &'static str> {
         return Err("makes a path without a leading `/`");
     }
     Ok(())
+}
+
+/// The group that a replacement begins with.
+fn first_group(to: &str) -> Option<&str> {
+    let is_first = to.starts_with('$') && !to.starts_with("$$");
+    groups_of(to).into_iter().next().filter(|_| is_first)
+}
+
+/// Whether a group's pattern begins with a slash, or is the whole match of one that does, or stands inside a path
+/// anyway.
+fn begins_with_slash(from: &str, regex: &regex::Regex, group: &str) -> bool {
+    if !from.starts_with(['^', '/', '(']) {
+        return true;
+    }
+    let number = group.parse().ok();
+    let number = number.or_else(|| regex.capture_names().position(|name| name == Some(group)));
+    match number {
+        Some(0) => from.trim_start_matches('^').starts_with('/'),
+        Some(number) => {
+            patterns_of_groups(from).nth(number - 1).is_some_and(|pattern| pattern.starts_with('/'))
+        }
+        // That there is no such group has been told.
+        None => true,
+    }
+}
+
+/// What follows the bracket of each group that captures, in the order of their numbers.
+fn patterns_of_groups(from: &str) -> impl Iterator<Item = &str> {
+    let (mut is_escaped, mut is_in_class) = (false, false);
+    from.char_indices().filter_map(move |(at, c)| {
+        let is_plain = !std::mem::take(&mut is_escaped);
+        match c {
+            '\\' if is_plain => is_escaped = true,
+            '[' if is_plain => is_in_class = true,
+            ']' if is_plain => is_in_class = false,
+            '(' if is_plain && !is_in_class => {
+                let inner = &from[at + 1..];
+                let named = inner.strip_prefix("?<").or_else(|| inner.strip_prefix("?P<"));
+                return match named {
+                    Some(named) => named.split_once('>').map(|(_, pattern)| pattern),
+                    None => Some(inner).filter(|inner| !inner.starts_with('?')),
+                };
+            }
+            _ => {}
+        }
+        None
+    })
 }
 
 /// `1` and `x` of `$1x`, which means a group called `1x`.
@@ -150,6 +203,25 @@ mod tests {
             ("^/(.*)", "https://api.example/$1"),
         ] {
             assert!(judge_replacement(from, to).is_err(), "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn a_replacement_that_begins_with_a_group_is_told_where_that_need_not_be_a_path() {
+        for (from, to, expected) in [
+            ("^/v1/(.*)$", "$1", Some(false)),
+            ("^/v1/(?<rest>.*)$", "${rest}", Some(false)),
+            ("^/v1(/.*)?$", "$1", Some(true)),
+            ("^/v1(?<rest>/.*)?$", "$rest", Some(true)),
+            (r"^/[(]\((?:a)(b)(/c)", "$2", Some(true)),
+            (r"^/[(]\((?:a)(b)(/c)", "$1", Some(false)),
+            ("^/v1/x", "$0", Some(true)),
+            ("(.*)", "/$1", None),
+            ("(.*)", "$$1", None),
+        ] {
+            let regex = compile(from).unwrap();
+            let begins = first_group(to).map(|group| begins_with_slash(from, &regex, group));
+            assert_eq!(begins, expected, "{from} to {to}");
         }
     }
 
