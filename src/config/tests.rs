@@ -563,6 +563,26 @@ fn problems_behind_the_hundredth_are_left_for_the_next_time() {
 }
 
 #[test]
+fn the_sum_of_many_caches_is_told() {
+    let told = |upstreams: usize, cache: &str, more: &str| {
+        let upstreams: String =
+            (0..upstreams).map(|n| format!("  u{n}: {{ hosts: [u{n}] {more} }}\n")).collect();
+        let text =
+            format!("defaults: {{ cache: {cache} }}\nupstreams:\n  b: {{ endpoint: http://b }}\n{upstreams}");
+        loaded(&text).warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(told(15, "true", "").is_empty());
+    let warning = "1:20: warning: defaults.cache: 17 caches may take 1088MiB together: each upstream has `max_bytes` for itself";
+    assert_eq!(told(16, "true", ""), [warning]);
+    let warning = "1:33: warning: defaults.cache.max_bytes: 2 caches may take 1200MiB together: each upstream has `max_bytes` for itself";
+    assert_eq!(told(1, "{ max_bytes: 600MiB }", ""), [warning]);
+    // Routes with a size of their own have a store of their own.
+    let routes = ", cache: { max_bytes: 600MiB }, routes: [{ path: /a, hedge: off }, { path: /b, cache: { max_bytes: 500MiB } }]";
+    let warning = "4:43: warning: upstreams.u0.cache.max_bytes: 2 caches may take 1100MiB together: each upstream has `max_bytes` for itself";
+    assert_eq!(told(1, "off", routes), [warning]);
+}
+
+#[test]
 fn no_number_of_warnings_hides_an_error() {
     let doubtful: String = (0..200)
         .map(|n| format!("  u{n}: {{ hosts: [u{n}], hedge: {{ after: p75 }}, retry: , cache: }}\n"))

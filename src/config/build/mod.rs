@@ -4,6 +4,7 @@
 //! judged; whether the result may be used is for the caller to see from the problems.
 
 mod backups;
+mod caches;
 mod certificates;
 mod circles;
 mod rewrite;
@@ -45,6 +46,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
     builder.judge_backups(&upstreams, named, &defaults);
     builder.doubt_circles(named);
     builder.doubt_stale((&defaults, &stages), &upstreams, named);
+    builder.doubt_caches(&stages, &upstreams);
     let egress = builder.egress(policy.egress.as_ref());
     builder.judge_reach(&egress, &upstreams);
     let hosts = builder.host_index(named);
