@@ -445,6 +445,12 @@ pub struct Route {
 }
 
 impl Route {
+    /// Whether a cache has a part in any of its calls, as it has in GET and HEAD.
+    fn may_be_kept(&self) -> bool {
+        self.methods.is_empty()
+            || self.methods.iter().any(|method| matches!(*method, Method::GET | Method::HEAD))
+    }
+
     fn matches(&self, method: &Method, path: &str) -> bool {
         (self.methods.is_empty() || self.methods.contains(method))
             && self.path.as_ref().is_none_or(|pattern| pattern.matches(path))

@@ -113,6 +113,16 @@ impl Builder<'_> {
                            upstream has no fallback of its own";
             self.report.warning(&section.key("fallback"), message);
         }
+        for (key, is_on) in [
+            ("cache", own.cache.as_ref().is_some_and(|toggle| toggle.0.on().is_some())),
+            ("coalesce", own.coalesce.as_ref().is_some_and(|toggle| toggle.0.on().is_some())),
+        ] {
+            if has_no_hosts(upstream) && is_on {
+                let message = "never acts: no host leads here, and an answer is kept and shared by the upstream \
+                               that the call was made to";
+                self.report.warning(&section.key(key), message);
+            }
+        }
     }
 
     /// The caller's key for one provider is sent to the next unless the policy says otherwise.

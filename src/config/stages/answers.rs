@@ -18,6 +18,8 @@ const MAX_BODY: usize = 1 << 20;
 /// The most that one answer that is shared or kept may hold: it is in memory as a whole, beside others.
 const MOST_BODY: usize = 1 << 30;
 const MAX_BYTES: usize = 64 << 20;
+/// What a kept answer takes beside its body: half a kilobyte, and its fields with 128 bytes each beside their text.
+const BESIDE_BODY: usize = 4 << 10;
 /// Longest fallback; nobody waits for more.
 const MOST_STEPS: usize = 16;
 
@@ -82,6 +84,19 @@ impl Resolver<'_> {
             let (body, all) = (ByteSize(max_body), ByteSize(max_bytes));
             let message = format!("max_body ({body}) is larger than max_bytes ({all})");
             self.error(&["cache.max_body", "cache.max_bytes"], message);
+        } else if max_bytes < BESIDE_BODY {
+            let message = format!(
+                "keeps next to nothing: an answer takes up to {} beside its body",
+                ByteSize(BESIDE_BODY)
+            );
+            self.warning(&["cache.max_bytes"], message);
+        } else if keys.max_body.is_some() && max_bytes - max_body < BESIDE_BODY {
+            let (body, all) = (ByteSize(max_body), ByteSize(max_bytes));
+            let message = format!(
+                "an answer of max_body ({body}) does not fit into max_bytes ({all}): it takes up to {} more",
+                ByteSize(BESIDE_BODY)
+            );
+            self.warning(&["cache.max_body", "cache.max_bytes"], message);
         }
         if keys.ttl.is_some_and(|Unit(Span(ttl))| ttl.is_zero()) {
             let message = "expected a duration longer than 0s; leave it out to go by what origins say";

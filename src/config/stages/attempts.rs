@@ -63,6 +63,15 @@ impl Resolver<'_> {
             to: keys.to.as_deref().map(Into::into),
         };
         self.in_order(("hedge.min", hedge.min), ("hedge.max", hedge.max));
+        // A fixed delay has no beginning, and the built-in one is cut by itself.
+        if keys.initial.is_some() && hedge.initial > hedge.max && !matches!(hedge.after, HedgeAfter::Fixed(_))
+        {
+            let (initial, max) = (Span(hedge.initial), Span(hedge.max));
+            self.warning(
+                &["hedge.initial", "hedge.max"],
+                format!("initial ({initial}) is cut to max ({max})"),
+            );
+        }
         if hedge.max > LONGEST_HEDGE_DELAY {
             self.error(&["hedge.max"], format!("at most {}", Span(LONGEST_HEDGE_DELAY)));
         }

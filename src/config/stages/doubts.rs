@@ -24,6 +24,7 @@ impl Resolver<'_> {
         if let Some(limit) = &stages.rate_limit {
             self.doubt_tokens(stages, limit);
         }
+        self.doubt_attempt(stages);
         self.doubt_replay(stages);
     }
 
@@ -124,15 +125,35 @@ impl Resolver<'_> {
             self.warning(&WAITS, message);
             return;
         }
-        let Some(timeout) = stages.attempt_timeout else { return };
+        // An attempt that outlasts the deadline by itself is told of by itself.
+        let Some(timeout) = stages.attempt_timeout.filter(|timeout| *timeout < deadline.default) else {
+            return;
+        };
         let in_all = timeout.saturating_mul(tries);
+        let with_waits = in_all.saturating_add(waits);
+        let what = format!("{tries} tries of attempt_timeout ({})", Span(timeout));
         if in_all > deadline.default {
-            let message = format!(
-                "{tries} tries of attempt_timeout ({}) come to {}, {of_deadline}",
-                Span(timeout),
-                Span(in_all)
+            self.warning(&WAITS, format!("{what} come to {}, {of_deadline}", Span(in_all)));
+        // What the last try would lack of its time is not worth a word when it is little.
+        } else if with_waits > deadline.default.saturating_add(timeout / 10) {
+            let sum = Span(with_waits);
+            self.warning(
+                &WAITS,
+                format!("{what} and the waits between them come to up to {sum}, {of_deadline}"),
             );
-            self.warning(&WAITS, message);
+        }
+    }
+
+    /// A bound on an attempt beyond that on all of them. A caller may bring a longer deadline.
+    fn doubt_attempt(&self, stages: &Stages) {
+        let (Some(timeout), Some(deadline)) = (stages.attempt_timeout, &stages.deadline) else { return };
+        if timeout >= deadline.default {
+            let message = format!(
+                "attempt_timeout ({}) never strikes where a call has deadline.default ({})",
+                Span(timeout),
+                Span(deadline.default)
+            );
+            self.warning(&["attempt_timeout", "deadline.default"], message);
         }
     }
 
