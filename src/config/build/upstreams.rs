@@ -151,6 +151,14 @@ impl Builder<'_> {
         };
         let methods: Vec<Method> = keys.methods.iter().flatten().map(|method| method.0.clone()).collect();
         let is_idempotent = keys.idempotent.is_some_and(|flag| flag.0);
+        let own_state = OwnState {
+            bulkhead: own.bulkhead.as_ref().is_some_and(|switch| switch.on().is_some()),
+            breaker: own.breaker.as_ref().is_some_and(|switch| switch.on().is_some()),
+            rate_limit: own.rate_limit.as_ref().is_some_and(|switch| switch.on().is_some()),
+        };
+        if keys.name.is_none() {
+            self.doubt_own_state(own_state, path);
+        }
         self.doubt_route(&own, &stages, &methods, is_idempotent, path);
         Route {
             name: keys.name.as_deref().map(Into::into),
@@ -160,12 +168,18 @@ impl Builder<'_> {
                 .and_then(|glob| self.report.check(&path.key("path"), hosts::path_pattern(glob))),
             methods,
             idempotent: is_idempotent,
-            own: OwnState {
-                bulkhead: own.bulkhead.as_ref().is_some_and(|switch| switch.on().is_some()),
-                breaker: own.breaker.as_ref().is_some_and(|switch| switch.on().is_some()),
-                rate_limit: own.rate_limit.as_ref().is_some_and(|switch| switch.on().is_some()),
-            },
+            own: own_state,
             stages,
+        }
+    }
+
+    /// Guards that a route without a name sets: its state is found by that name, so it has the upstream's.
+    fn doubt_own_state(&self, own: OwnState, path: &Path) {
+        let all = [("bulkhead", own.bulkhead), ("breaker", own.breaker), ("rate_limit", own.rate_limit)];
+        for (key, _) in all.into_iter().filter(|(_, is_own)| *is_own) {
+            let message = "without a `name` the route has no state of its own: it shares the upstream's, which \
+                           then goes by the one's values and the other's in turns";
+            self.report.warning(&path.key(key), message);
         }
     }
 
