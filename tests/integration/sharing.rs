@@ -145,7 +145,7 @@ impl Question {
         let foreign = CALLERS.iter().find(|(_, _, word)| *word != own && holds(&text, word));
         assert!(foreign.is_none(), "{foreign:?} in {}", told());
         if self.path == "/varied" {
-            let other = PLANS.iter().find(|plan| **plan != self.plan).unwrap();
+            let other = PLANS.iter().find(|plan| **plan != self.plan).expect("there are several plans");
             assert!(!text.contains(other), "{other} in {}", told());
         }
         let other = QUESTIONS.iter().find(|question| **question != self.body && text.contains(**question));
