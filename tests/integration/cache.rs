@@ -222,7 +222,7 @@ async fn the_origins_word_decides_what_is_kept_and_for_how_long() {
     let proxy = start(&upstream, KEEP).await;
     let year = "Thu, 29 Nov 2125 10:00:30 GMT";
     // Whether it is kept, and whether it is given again unasked.
-    let cases: [(Fields<'_>, bool, bool); 22] = [
+    let cases: [(Fields<'_>, bool, bool); 24] = [
         (&[("Cache-Control", "max-age=60")], true, true),
         (&[("Cache-Control", "Max-Age=\"60\"")], true, true),
         (&[("Cache-Control", "s-maxage=60")], true, true),
@@ -236,8 +236,11 @@ async fn the_origins_word_decides_what_is_kept_and_for_how_long() {
         (&[("Cache-Control", "max-age=0")], true, false),
         (&[("Cache-Control", "max-age=60"), ("Age", "59")], true, true),
         (&[("Cache-Control", "max-age=60"), ("Age", "60")], true, false),
-        (&[("Cache-Control", "max-age=60, no-cache")], true, false),
-        (&[("Pragma", "no-cache"), ("Expires", year)], true, false),
+        (&[("Cache-Control", "max-age=60, no-cache"), ("ETag", "\"a\"")], true, false),
+        (&[("Pragma", "no-cache"), ("Expires", year), ("ETag", "\"a\"")], true, false),
+        // What cannot be validated is of no use where it must be.
+        (&[("Cache-Control", "max-age=60, no-cache")], false, false),
+        (&[("Cache-Control", "max-age=0, must-revalidate")], false, false),
         (&[("Cache-Control", "max-age=60"), ("Cache-Control", "no-store")], false, false),
         (&[("Cache-Control", "max-age=60, No-Store")], false, false),
         (&[("Cache-Control", "max-age=60, private")], false, false),
