@@ -28,10 +28,12 @@ impl Builder<'_> {
         let all: Vec<(Path, u64)> = of_defaults.into_iter().chain(of_upstreams).collect();
         let sum = all.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
         let Some((first, _)) = all.first().filter(|_| sum > MUCH) else { return };
+        // In whole MiB: the figure is for a container's limit.
+        let sum = usize::try_from(sum & !((1 << 20) - 1)).unwrap_or(usize::MAX);
         let message = format!(
             "{} caches may take {} together: each upstream has `max_bytes` for itself",
             all.len(),
-            ByteSize(usize::try_from(sum).unwrap_or(usize::MAX))
+            ByteSize(sum)
         );
         self.report.warning(
             &self.report.setter(std::slice::from_ref(first), &["cache.max_bytes", "cache"]),
