@@ -322,15 +322,17 @@ async fn a_kept_answer_comes_before_a_backup_where_the_policy_has_it_so() {
 #[tokio::test]
 async fn c095_a_stale_answer_says_so_whatever_the_failure() {
     for failure in ["refused", "reset", "timeout", "open", "status"] {
-        let mut upstream = Upstream::answering(move |seen| match (seen.nth, failure) {
-            (1, _) => Reply::ok("kept")
-                .header("Cache-Control", "max-age=0, stale-if-error=60")
-                .header("Connection", "close"),
-            (_, "reset") => Reply::reset(),
-            (_, "timeout") => Reply::hang(),
-            _ => Reply::status(500),
-        })
-        .await;
+        // On an address of its own, where no other test gets the port once nobody listens there any more.
+        let mut upstream = Upstream::on([127, 0, 9, 5])
+            .answering(move |seen| match (seen.nth, failure) {
+                (1, _) => Reply::ok("kept")
+                    .header("Cache-Control", "max-age=0, stale-if-error=60")
+                    .header("Connection", "close"),
+                (_, "reset") => Reply::reset(),
+                (_, "timeout") => Reply::hang(),
+                _ => Reply::status(500),
+            })
+            .await;
         let policy = tool(upstream.address(), "hedge: off, cache: {}");
         let hedgerow = HedgerowProcess::start(&policy).await;
         let url = upstream.url("/");
@@ -564,6 +566,28 @@ async fn when_the_whole_chain_fails_the_upstreams_own_answer_is_passed_on() {
         tokio::join!(hedgerow.get(&url), async { upstream.next().await.respond(200, &[], "well").await });
     assert_eq!((answer.text(), marks(&answer)), ("well", (None, None)));
     assert_eq!(upstream.connections(), 1);
+}
+
+/// That answer is still there when its rest is late, as a body of an overloaded upstream may be.
+#[tokio::test]
+async fn the_upstreams_own_answer_may_take_longer_than_the_chain() {
+    let mut upstream = Upstream::start().await;
+    let mut backup = Upstream::start().await;
+    let policy = format!(
+        "upstreams: {{ {}, backup: {{ endpoint: \"http://{}\", {BARE} }} }}",
+        named("tool", upstream.address(), &format!("{BARE}, fallback: [{{ upstream: backup }}]")),
+        backup.address()
+    );
+    let hedgerow = HedgerowProcess::start(&policy).await;
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("GET", &upstream.url("/"), &[], b"")).await;
+    let mut exchange = upstream.next().await;
+    exchange.head_only(429, &[("Content-Length", "9"), ("Retry-After", "90")]).await;
+    backup.next().await.respond(503, &[], "no").await;
+    let head = agent.read_head().await;
+    assert_eq!((head.status, head.headers.get("retry-after")), (429, Some("90")));
+    exchange.raw(b"slow down").await;
+    agent.expect(b"slow down").await;
 }
 
 /// Where it has said nothing, the problem tells what went wrong there and what was tried beside.
