@@ -7,12 +7,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::attempt::Try;
 use super::errand::Errand;
 use super::found::{Found, Note, Whole};
-use super::tries::{self, MAX_KEPT};
+use super::tries;
 use crate::call::{Fate, TriedEnd};
 use crate::config::{Degraded, FallbackStep};
 use crate::error::Error;
@@ -21,9 +21,6 @@ use crate::respond::degraded;
 use crate::telemetry::metrics::StandIn;
 use crate::upstream::registry::Lane;
 use crate::wire::{grpc, push_back};
-
-/// How long a backup waits for the rest of a bad answer of a known, small size.
-const READING: Duration = Duration::from_millis(50);
 
 /// Whether something else is to be looked for, and there is anything to look for.
 pub fn is_called_for(errand: &Errand, found: &Result<Found, Error>) -> bool {
@@ -51,7 +48,11 @@ pub async fn run(errand: &Errand, mut failed: Result<Found, Error>) -> Result<Fo
     for step in lane.stages().fallback.iter() {
         match step {
             FallbackStep::Upstream(name) => {
-                failed = let_go(errand, failed).await;
+                // Nor need others, for its permit. The answer itself stays as it is, in case nothing better comes:
+                // read ahead it would have to be waited for, or be lost when its rest is late.
+                if let Ok(Found::Live(live)) = &mut failed {
+                    live.head.permit = None;
+                }
                 if let Some(found) = backup(errand, name).await {
                     count(errand, StandIn::Backup, &failed);
                     return Ok(found);
@@ -80,26 +81,6 @@ pub async fn run(errand: &Errand, mut failed: Result<Found, Error>) -> Result<Fo
         return Ok(found);
     }
     failed
-}
-
-/// Gives the upstream's permit back before a backup is asked, which may take its time. Its answer is read to its
-/// end, if that comes at once, so that its connection is free too; one of unknown or large size stays as it is.
-async fn let_go(errand: &Errand, failed: Result<Found, Error>) -> Result<Found, Error> {
-    match failed {
-        Ok(Found::Live(mut live)) => {
-            live.head.permit = None;
-            let length = live.head.exchange.size_hint().upper();
-            if length.is_none_or(|length| length > MAX_KEPT as u64) {
-                return Ok(Found::Live(live));
-            }
-            let read = Found::Live(live).read(errand.deadline.as_ref(), MAX_KEPT);
-            match timeout(READING, read).await {
-                Ok(Some(whole)) => Ok(Found::whole(whole)),
-                _ => Err(Error::UpstreamIncomplete("its bad answer did not come whole at once".into())),
-            }
-        }
-        other => other,
-    }
 }
 
 /// The backup's answer, if it is acceptable.

@@ -21,7 +21,7 @@ use crate::upstream::registry::Lane;
 use crate::wire::{push_back, retry_mark};
 
 /// What an answer that was not good enough may have to be kept, in case nothing better comes.
-pub(super) const MAX_KEPT: usize = 64 << 10;
+const MAX_KEPT: usize = 64 << 10;
 
 /// Sends the call to `lane` until there is an acceptable answer, or the policy, the budget or the
 /// deadline lets there be no other try.

@@ -512,6 +512,28 @@ async fn the_primarys_breaker_is_told_while_the_backup_still_works() {
     assert_eq!(attempts(&metrics, "tool", "primary", "cancelled"), 0.0);
 }
 
+/// Calls that wait for a slow backup held all permits of an upstream that had nothing to do.
+#[tokio::test]
+async fn the_primarys_permit_is_free_while_the_backup_works() {
+    let tool = failing().await;
+    let mut backup = Upstream::start().await;
+    let bulkhead = "bulkhead: { max_concurrent: 1, max_queue: 0 }";
+    let hedgerow = HedgerowProcess::start(&policy(&tool, bulkhead, &backup, BARE)).await;
+    let mut agents = Vec::new();
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let mut agent = hedgerow.agent().await;
+        agent.send(absolute("GET", &tool.url("/"), &[], b"")).await;
+        held.push(backup.next().await);
+        agents.push(agent);
+    }
+    for (mut agent, exchange) in agents.into_iter().zip(held) {
+        exchange.respond(200, &[], "backup").await;
+        assert_eq!(marks(&agent.read_response().await), (Some("backup"), Some("tool=503")));
+    }
+    assert_eq!(tool.count(), 3);
+}
+
 /// A gRPC backup answers a gRPC call, over HTTP/2 as the call needs it.
 #[tokio::test]
 async fn a_grpc_call_is_answered_by_its_backup() {
