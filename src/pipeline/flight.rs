@@ -75,10 +75,11 @@ pub async fn join(errand: Errand) -> Result<Found, Error> {
     }
 }
 
-/// What decides, beside the credentials, whether one call's answer does for another: which part of it is wanted, what
-/// the caller has of it already (a 304 or 412 is for nobody else), how new it has to be, as what a body is read, and
-/// what is to be done with it.
-static DECISIVE: [HeaderName; 13] = [
+/// What decides, beside the credentials, whether one call's answer does for another: how it may be coded, which part
+/// of it is wanted, what the caller has of it already (a 304 or 412 is for nobody else), how new it has to be, as what
+/// a body is read, and what is to be done with it.
+static DECISIVE: [HeaderName; 14] = [
+    header::ACCEPT_ENCODING,
     header::RANGE,
     header::IF_RANGE,
     header::IF_MATCH,

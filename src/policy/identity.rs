@@ -18,8 +18,9 @@ use crate::config::UpstreamPolicy;
 use crate::wire::credentials::is_credential;
 use crate::wire::target::Scheme;
 
-/// What answers differ by although their `Vary` forgets to say so, often enough that no answer is shared over it.
-pub static NEGOTIATED: [HeaderName; 2] = [header::ACCEPT, header::ACCEPT_ENCODING];
+/// What answers differ by although their `Vary` forgets to say so, often enough that no answer is given to one that
+/// asked for another kind. Codings are as often forgotten, but an answer tells by itself whether it has one.
+pub static NEGOTIATED: [HeaderName; 1] = [header::ACCEPT];
 
 /// Where a request goes and what it asks for, without its fields.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,6 @@
-//! Which of a key's answers a request may have: what `Vary` names (RFC 9111 section 4.1).
+//! Which of a key's answers a request may have: what `Vary` names (RFC 9111 section 4.1), and of a coded answer
+//! whether the request accepts the same codings, since many origins forget to name that. One without a coding is for
+//! everyone: `fetch` accepts none where it asks for a part.
 //!
 //! An entry remembers the fields that its answer depended on and a digest of what the request had in them,
 //! not their values: `Vary` may name a credential.
@@ -29,6 +31,9 @@ impl Selection {
             .map(|member| if member == b"*" { Err(()) } else { HeaderName::from_bytes(member).map_err(drop) })
             .collect();
         let mut fields = fields.ok()?;
+        if answer.contains_key(header::CONTENT_ENCODING) {
+            fields.push(header::ACCEPT_ENCODING);
+        }
         fields.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         fields.dedup();
         if fields.len() > MOST_FIELDS {
