@@ -100,7 +100,7 @@ impl RateLimiter {
         now: Instant,
     ) -> bool {
         let mut state = self.serve(cfg, now);
-        match state.pauses.is_empty() {
+        match state.pauses.are_over(now) {
             true => state.take_unpaused(now),
             false => state.take_free(&who(), now),
         }
@@ -109,7 +109,7 @@ impl RateLimiter {
     /// Whether who asks is paused; found out only if anybody is.
     pub fn is_paused(&self, who: impl FnOnce() -> Option<Credential>, now: Instant) -> bool {
         let mut state = self.state.lock();
-        !state.pauses.is_empty() && state.pauses.find(&who()).is_some_and(|pause| pause.until > now)
+        !state.pauses.are_over(now) && state.pauses.find(&who()).is_some_and(|pause| pause.until > now)
     }
 
     /// A token, after a wait in line if need be. Without a deadline it waits for up to 15 minutes. Settings
@@ -329,11 +329,8 @@ impl State {
 
     fn pause_group(&mut self, group: Group, until: Instant, now: Instant) {
         self.end_pause_if_over(&group, now);
-        if let Some(pause) = self.pauses.find(&group) {
-            if pause.until < until {
-                pause.until = until;
-                self.waiting -= pause.held.dismiss_late(until);
-            }
+        if let Some(late) = self.pauses.extend(&group, until) {
+            self.waiting -= late;
             return;
         }
         let (has_begun, led_back) = self.pauses.begin(group, until, now);

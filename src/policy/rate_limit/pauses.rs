@@ -22,6 +22,9 @@ pub(super) type Group = Option<Credential>;
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     of: HashMap<Group, Pause>,
+    /// When the last of them is over. A credential that was paused need not come back to end its pause, and until
+    /// somebody does, every call would have to say whether it is the one.
+    last: Option<Instant>,
 }
 
 /// A pause of one credential. It lasts until it is ended, which its time alone does not do: those who wait
@@ -33,8 +36,24 @@ pub(super) struct Pause {
 }
 
 impl Pauses {
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether there is none that anybody could be in. Forgets those that are over and that nobody waits for.
+    pub(super) fn are_over(&mut self, now: Instant) -> bool {
+        if !self.of.is_empty() && self.last.is_none_or(|last| last <= now) {
+            self.of.retain(|_, pause| pause.held.len() > 0);
+        }
         self.of.is_empty()
+    }
+
+    /// Lets the pause of a group that has one last until then at least; how many of those who wait for it are
+    /// late through that, and leave.
+    pub(super) fn extend(&mut self, group: &Group, until: Instant) -> Option<usize> {
+        let pause = self.of.get_mut(group)?;
+        if pause.until >= until {
+            return Some(0);
+        }
+        pause.until = until;
+        self.last = self.last.max(Some(until));
+        Some(pause.held.dismiss_late(until))
     }
 
     pub(super) fn find(&mut self, group: &Group) -> Option<&mut Pause> {
@@ -71,6 +90,7 @@ impl Pauses {
             }
         }
         self.of.insert(group, Pause { until, held: Line::default() });
+        self.last = self.last.max(Some(until));
         (true, led_back)
     }
 

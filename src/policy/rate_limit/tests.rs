@@ -555,3 +555,44 @@ proptest! {
         judge(&log, first);
     }
 }
+
+/// A credential that was paused once and never came back had every call after it pay for the digest of its own.
+#[tokio::test(start_paused = true)]
+async fn who_asks_is_found_out_only_while_somebody_is_paused() {
+    let limiter = RateLimiter::default();
+    let cfg = config(100.0, 100);
+    let now = Instant::now();
+    let is_asked_at = |now| {
+        let mut is_asked = false;
+        let who = || {
+            is_asked = true;
+            credential(2)
+        };
+        assert!(limiter.try_acquire_for(&cfg, who, now));
+        is_asked
+    };
+    assert!(!is_asked_at(now));
+    limiter.pause(&cfg, Whom::Credential(credential(1)), now + millis(500), now);
+    limiter.pause(&cfg, Whom::Credential(credential(3)), now + millis(900), now);
+    assert!(is_asked_at(now));
+    assert!(is_asked_at(now + millis(899)));
+    assert!(!is_asked_at(now + millis(900)));
+    assert_eq!(limiter.view(&cfg, now).paused, 0, "what is over is forgotten");
+}
+
+/// Those who waited for a pause that is over are led back into line before anybody of theirs goes ahead.
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_somebody_waits_for_is_not_forgotten_before_they_are_led_back() {
+    let limiter = RateLimiter::default();
+    let cfg = config(100.0, 100);
+    let now = Instant::now();
+    limiter.pause(&cfg, Whom::Credential(credential(1)), now + millis(500), now);
+    let mut held = pin!(limiter.acquire(&cfg, credential(1), now, None));
+    assert!(poll_once(held.as_mut()).is_pending());
+    let after = now + millis(600);
+    assert!(limiter.try_acquire(&cfg, credential(2), after));
+    assert_eq!(limiter.view(&cfg, after).held, 1);
+    assert!(!limiter.try_acquire(&cfg, credential(1), after), "one of the same group is ahead");
+    held.await.unwrap();
+    assert!(limiter.try_acquire(&cfg, credential(1), Instant::now()));
+}
