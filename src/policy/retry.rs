@@ -25,8 +25,9 @@
 //! its jitter. A told zero is thereby plain back-off, and cannot make a loop that spins. gRPC's push-back
 //! is meant to be exact (gRFC A6), but later is always allowed and a fleet is a fleet there as well.
 //!
-//! A wait that leaves no time for an answer is not begun. The caller gets at once what the upstream said,
-//! its field included, rather than a timeout later.
+//! A wait that leaves no time for an answer is not begun: a tenth of what is left has to remain behind it, up
+//! to a second. The caller gets at once what the upstream said, its field included, rather than a timeout
+//! later.
 //!
 //! A decider: no clock, no dice, no state. The loop is the pipeline's.
 
@@ -87,9 +88,14 @@ pub enum Stop {
 /// `rate_limit.max_pause`.
 const LONGEST_WITHOUT_DEADLINE: Duration = Duration::from_secs(60);
 
+/// The most that has to remain for the answer behind a wait. With a second an upstream has had its fair chance,
+/// as the breaker measures it by default. A tenth of a long deadline would be more than most answers take, and
+/// throw away waits that fit.
+const ANSWER: Duration = Duration::from_secs(1);
+
 /// Decides about a call that got no acceptable answer. `left` is the time until its deadline, `None`
-/// without one; `random` is drawn evenly from 0 to 1. A wait that is returned is shorter than what is left,
-/// and not shorter than what the answer told.
+/// without one; `random` is drawn evenly from 0 to 1. A wait that is returned leaves time for an answer,
+/// and is not shorter than what the answer told.
 ///
 /// Of several reasons to stop, the one that the call itself has comes before the clock's: it would hold
 /// for any other try as well.
@@ -110,17 +116,18 @@ pub fn decide(cfg: &Retry, tried: &Tried, left: Option<Duration>, random: f64) -
         return Next::Stop(Stop::Attempts);
     }
     let wait = backoff(cfg, tried.tries, random);
+    let room = left.map(|left| left - (left / 10).min(ANSWER));
     match tried.told {
-        Some(told) => after_told(told, wait, left),
-        None if left.is_some_and(|left| wait >= left) => Next::Stop(Stop::Deadline),
+        Some(told) => after_told(told, wait, room),
+        None if room.is_some_and(|room| wait >= room) => Next::Stop(Stop::Deadline),
         None => Next::After(wait),
     }
 }
 
 /// Waits as long as told, and the jitter as far as there is room for it.
-fn after_told(told: Duration, jitter: Duration, left: Option<Duration>) -> Next {
+fn after_told(told: Duration, jitter: Duration, room: Option<Duration>) -> Next {
     // A wait of the longest that is believed may stand for a longer one: it fits nowhere.
-    let most = left.unwrap_or(LONGEST_WITHOUT_DEADLINE).min(push_back::LONGEST);
+    let most = room.unwrap_or(LONGEST_WITHOUT_DEADLINE).min(push_back::LONGEST);
     if told >= most {
         return Next::Stop(Stop::PushBack);
     }
@@ -234,9 +241,29 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(decide(&usual(), &told(second), LEFT, 0.0), Next::After(second));
         assert_eq!(decide(&usual(), &told(second), LEFT, 0.5), Next::After(second + 50 * MS));
-        // The wait fits and its jitter does not: it is cut, and leaves time for an answer.
-        assert_eq!(decide(&usual(), &told(second), Some(1040 * MS), 0.9), Next::After(second + 20 * MS));
+        // The wait fits and its jitter does not: it is cut.
+        assert_eq!(decide(&usual(), &told(second), Some(1200 * MS), 0.9), Next::After(second + 40 * MS));
         assert_eq!(decide(&usual(), &told(second), None, 0.5), Next::After(second + 50 * MS));
+    }
+
+    /// A wait that left a tenth of a second of thirty was begun, and ended in a timeout with nothing said.
+    #[test]
+    fn a_wait_that_leaves_no_time_for_an_answer_is_not_begun() {
+        let second = Duration::from_secs(1);
+        for (left, fits) in [
+            (100 * MS, 89 * MS),
+            (10 * second, 8999 * MS),
+            (30 * second, 28_999 * MS),
+            (3600 * second, 3_598_999 * MS),
+        ] {
+            let left = Some(left);
+            let cfg = |wait: Duration| config(2, 2 * wait, 2 * wait);
+            assert!(matches!(decide(&usual(), &told(fits), left, 0.5), Next::After(_)), "{left:?}");
+            assert_eq!(decide(&cfg(fits), &failed(), left, 0.5), Next::After(fits), "{left:?}");
+            let late = fits + MS;
+            assert_eq!(decide(&usual(), &told(late), left, 0.5), Next::Stop(Stop::PushBack), "{left:?}");
+            assert_eq!(decide(&cfg(late), &failed(), left, 0.5), Next::Stop(Stop::Deadline), "{left:?}");
+        }
     }
 
     #[test]
@@ -289,6 +316,7 @@ mod tests {
         ) {
             let cfg = config(4, first, most);
             if let Next::After(wait) = decide(&cfg, &tried, left, random) {
+                prop_assert!(left.is_none_or(|left| wait + left / 10 <= left || wait + ANSWER <= left));
                 prop_assert!(left.is_none_or(|left| wait < left), "{wait:?} of {left:?}");
                 prop_assert!(tried.told.is_none_or(|told| wait >= told), "{wait:?} for {:?}", tried.told);
                 prop_assert!(tried.tries < cfg.max_attempts);
@@ -301,7 +329,8 @@ mod tests {
         fn a_wait_that_was_told_and_fits_is_always_taken(
             told_ms in 0_u64..60_000, more_ms in 1_u64..60_000, random in 0.0..1.0,
         ) {
-            let (wait, left) = (Duration::from_millis(told_ms), Duration::from_millis(told_ms + more_ms));
+            let wait = Duration::from_millis(told_ms);
+            let left = wait + (wait / 9 + MS).min(ANSWER) + Duration::from_millis(more_ms);
             let next = decide(&usual(), &told(wait), Some(left), random);
             prop_assert!(matches!(next, Next::After(_)), "{next:?}");
         }
