@@ -137,6 +137,9 @@ async fn dial(
     let progress = ledger.progress();
     let dial = async {
         let mut pass = gate::enter(lane, progress, None, deadline.map(|deadline| deadline.at)).await?;
+        if let Some(permit) = &mut pass.permit {
+            permit.begins(pass.at);
+        }
         let admission = pass.admission.take();
         let mut judge = Judge::new(lane.clone(), progress.clone(), admission, AttemptKind::Primary, pass.at);
         judge.sent();

@@ -85,7 +85,10 @@ pub struct Try<'a> {
 /// # Errors
 /// What went wrong, with the verdict already given.
 pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Result<Box<Head>, Failure> {
-    let Pass { permit, admission, at } = pass;
+    let Pass { mut permit, admission, at } = pass;
+    if let Some(permit) = &mut permit {
+        permit.begins(at);
+    }
     let role = kind;
     let kind = if admission.as_ref().is_some_and(|a| a.is_probe()) { AttemptKind::Probe } else { kind };
     let mut judge = Judge::new(lane.clone(), this.call.progress.clone(), admission, kind, at);

@@ -2,8 +2,12 @@
 //!
 //! One hung upstream must hold only its own share of the process. The queue is strictly first come,
 //! first served, and a call enters it only if its turn will come in time: the expected wait is its
-//! place in the queue times the recent time that permits are held, over how many there are. A call that
+//! place in the queue times the recent time that attempts take, over how many permits there are. A call that
 //! would be late is told at once, while its caller can still do something else.
+//!
+//! A permit that comes back without an attempt, for want of a rate token or of budget, was held for no time
+//! at all; one that waits for a token, as long as the upstream's pause. Neither tells how long the upstream
+//! takes, so the clock starts with the attempt ([`Permit::begins`]).
 //!
 //! A permit travels to a waiter inside a oneshot channel. So there is no moment in which it belongs to
 //! nobody: a waiter that is dropped while a permit is on its way drops the channel, the channel drops
@@ -61,7 +65,7 @@ impl Bulkhead {
     /// A permit that is free now while nobody queues for it; for a hedge, which never waits.
     pub fn try_acquire(self: &Arc<Self>, cfg: &config::Bulkhead) -> Option<Permit> {
         let is_free = self.serve(cfg).take_free();
-        is_free.then(|| Permit::new(self, Instant::now()))
+        is_free.then(|| Permit::new(self))
     }
 
     /// A permit, after a wait in the queue if need be. The caller bounds the wait by dropping the
@@ -82,7 +86,7 @@ impl Bulkhead {
         let mut place = {
             let mut inner = self.serve(cfg);
             if inner.take_free() {
-                return Ok(Permit::new(self, now));
+                return Ok(Permit::new(self));
             }
             if inner.queue.len() >= cfg.max_queue {
                 return Err(Refused::Full);
@@ -114,9 +118,11 @@ impl Bulkhead {
         self.hand_on(inner)
     }
 
-    fn release(self: &Arc<Self>, held: Duration) {
+    fn release(self: &Arc<Self>, held: Option<Duration>) {
         let mut inner = self.inner.lock();
-        inner.hold.record(held);
+        if let Some(held) = held {
+            inner.hold.record(held);
+        }
         inner.in_flight -= 1;
         drop(self.hand_on(inner));
     }
@@ -127,7 +133,7 @@ impl Bulkhead {
         while let Some(waiter) = inner.next_waiter() {
             MutexGuard::unlocked(&mut inner, || {
                 // A permit that comes back is dropped here, which serves the next in line.
-                drop(waiter.hand.send(Permit::new(self, Instant::now())));
+                drop(waiter.hand.send(Permit::new(self)));
             });
         }
         inner
@@ -169,16 +175,16 @@ impl Inner {
     }
 }
 
-/// A moving average of how long permits are held.
+/// A moving average of how long attempts take, their bodies included.
 #[derive(Debug, Default)]
 struct HoldTime {
-    /// Zero until the first release: without knowledge a call may queue.
+    /// Zero until the first of them ends: without knowledge a call may queue.
     seconds: f64,
     is_known: bool,
 }
 
 impl HoldTime {
-    /// The weight of one release: half of the average is the last eleven.
+    /// The weight of one of them: half of the average is the last eleven.
     const WEIGHT: f64 = 1.0 / 16.0;
 
     fn record(&mut self, held: Duration) {
@@ -213,18 +219,24 @@ impl Drop for Place<'_> {
 #[must_use = "dropping it frees the place"]
 pub struct Permit {
     bulkhead: Arc<Bulkhead>,
-    since: Instant,
+    /// When its attempt began.
+    since: Option<Instant>,
 }
 
 impl Permit {
-    fn new(bulkhead: &Arc<Bulkhead>, since: Instant) -> Self {
-        Self { bulkhead: Arc::clone(bulkhead), since }
+    fn new(bulkhead: &Arc<Bulkhead>) -> Self {
+        Self { bulkhead: Arc::clone(bulkhead), since: None }
+    }
+
+    /// The attempt that it is for begins now, and lasts as long as the permit.
+    pub fn begins(&mut self, now: Instant) {
+        self.since = Some(now);
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.bulkhead.release(self.since.elapsed());
+        self.bulkhead.release(self.since.map(|since| since.elapsed()));
     }
 }
 
@@ -316,7 +328,8 @@ mod tests {
         let bulkhead = Bulkhead::new();
         let two = config(2, 10);
         // Permits are held for 400 ms.
-        let known = bulkhead.try_acquire(&two).unwrap();
+        let mut known = bulkhead.try_acquire(&two).unwrap();
+        known.begins(Instant::now());
         tokio::time::advance(Duration::from_millis(400)).await;
         drop(known);
 
@@ -331,6 +344,30 @@ mod tests {
         let mut second = pin!(bulkhead.acquire(&two, now, in_time(401)));
         assert!(poll_once(second.as_mut()).is_pending());
         assert_eq!(bulkhead.queued(), 2);
+    }
+
+    /// Permits that were given back for want of a rate token made the expected wait nought, and those that waited
+    /// for one made it as long as the upstream's pause.
+    #[tokio::test(start_paused = true)]
+    async fn only_the_time_of_attempts_tells_how_long_the_queue_takes() {
+        let bulkhead = Bulkhead::new();
+        let one = config(1, 10);
+        let mut known = bulkhead.try_acquire(&one).unwrap();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        known.begins(Instant::now());
+        tokio::time::advance(Duration::from_millis(400)).await;
+        drop(known);
+        for _ in 0..100 {
+            drop(bulkhead.try_acquire(&one).unwrap());
+        }
+
+        let _held = bulkhead.try_acquire(&one).unwrap();
+        let now = Instant::now();
+        let in_time = |millis| Some(now + Duration::from_millis(millis));
+        let mut late = pin!(bulkhead.acquire(&one, now, in_time(399)));
+        assert!(matches!(poll_once(late.as_mut()), Poll::Ready(Err(Refused::TooLate))));
+        let mut waiting = pin!(bulkhead.acquire(&one, now, in_time(401)));
+        assert!(poll_once(waiting.as_mut()).is_pending());
     }
 
     #[test]
