@@ -37,8 +37,6 @@ pub struct Head {
     pub permit: Option<Permit>,
     /// Where it comes from.
     pub lane: Lane,
-    /// First or speculative.
-    pub kind: AttemptKind,
     /// From passing the gates to the head.
     pub elapsed: Duration,
 }
@@ -110,7 +108,7 @@ pub async fn run(this: Try<'_>, lane: Lane, pass: Pass, kind: AttemptKind) -> Re
             gate::heed(&lane, this.call, &response, now);
             let elapsed = now.saturating_duration_since(at);
             // Boxed: it passes through many hands.
-            Ok(Box::new(Head { response, exchange, judge, permit, lane, kind, elapsed }))
+            Ok(Box::new(Head { response, exchange, judge, permit, lane, elapsed }))
         }
         Err(failure) => {
             judge.fail(&failure.error, now);

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::config::{self, Covers};
 use crate::error::{Bound, Error, Stage};
 use crate::wire::deadline_header as header;
+use crate::wire::retry_mark::AMZ_SDK_REQUEST;
 
 /// The caller's absolute deadline.
 pub static X_REQUEST_DEADLINE: HeaderName = HeaderName::from_static("x-request-deadline");
@@ -21,7 +22,6 @@ pub static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 static STAINLESS_READ_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-read-timeout");
 static STAINLESS_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-timeout");
-static AMZ_SDK_REQUEST: HeaderName = HeaderName::from_static("amz-sdk-request");
 
 /// Further than this beyond `deadline.max` a date is taken for a mistake in its unit.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);

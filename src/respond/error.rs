@@ -11,12 +11,13 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::headers::{PROXY_STATUS, VIA, X_HEDGEROW_TRIED, X_SHOULD_RETRY, tried};
+use super::headers::{PROXY_STATUS, VIA, X_HEDGEROW_TRIED, tried};
 use super::rate_limit;
 use crate::call::{RequestId, Tried, TriedEnd};
 use crate::config::RateLimit;
 use crate::error::{Error, Origin};
 use crate::wire::grpc;
+use crate::wire::push_back::X_SHOULD_RETRY;
 
 /// What a problem tells beside the error itself.
 #[derive(Clone, Copy)]

@@ -7,6 +7,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use crate::call::{Tried, TriedEnd};
 use crate::telemetry::metrics::StandIn;
+use crate::wire::push_back::X_SHOULD_RETRY;
 
 /// Attempts that were sent for the call.
 pub static X_HEDGEROW_ATTEMPTS: HeaderName = HeaderName::from_static("x-hedgerow-attempts");
@@ -16,8 +17,6 @@ pub static PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 pub static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The rate limit itself, from the same draft.
 pub static RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// Tells the OpenAI and Anthropic SDKs not to try again.
-pub static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// What stands in for an answer that could not be had: `backup`, `stale` or `static`.
 pub static X_HEDGEROW_DEGRADED: HeaderName = HeaderName::from_static("x-hedgerow-degraded");

@@ -7,8 +7,6 @@
 //!
 //! gRPC-Web is not read here: it carries its trailers within the body.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
@@ -129,13 +127,6 @@ pub fn message(text: &str) -> HeaderValue {
     HeaderValue::from_maybe_shared(Bytes::from(out)).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// How long these fields, of a head or of trailers, ask to wait for the next try. `None` where they
-/// say nothing, and where they ask for no other try at all.
-pub fn push_back(fields: &HeaderMap) -> Option<Duration> {
-    let millis = fields.get(&GRPC_PUSHBACK)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_millis(millis))
-}
-
 #[cfg(test)]
 mod tests {
     use http::header::CONTENT_TYPE;
@@ -210,13 +201,5 @@ mod tests {
     fn a_message_is_percent_encoded() {
         assert_eq!(message("a ~ is failing; next probe in 12 s"), "a ~ is failing; next probe in 12 s");
         assert_eq!(message("100% ü\n"), "100%25 %C3%BC%0A");
-    }
-
-    #[test]
-    fn a_push_back_is_a_wait_or_nothing() {
-        assert_eq!(push_back(&fields(&GRPC_PUSHBACK, "1500")), Some(Duration::from_millis(1500)));
-        for none in ["-1", "soon", ""] {
-            assert_eq!(push_back(&fields(&GRPC_PUSHBACK, none)), None, "{none:?}");
-        }
     }
 }

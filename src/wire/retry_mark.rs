@@ -12,18 +12,18 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 /// Which attempt of a call a request is, for the next hop: 1 is the first.
 pub static X_HEDGEROW_ATTEMPT: HeaderName = HeaderName::from_static("x-hedgerow-attempt");
 
-static AMZ_SDK_REQUEST: HeaderName = HeaderName::from_static("amz-sdk-request");
+/// Which try it is and how long it may take, as AWS SDKs say it.
+pub static AMZ_SDK_REQUEST: HeaderName = HeaderName::from_static("amz-sdk-request");
 
 /// Fields that hold a number, and the least that makes the request a retry: some count the tries, the
 /// present one included, others those that failed before.
-static NUMBERS: [(HeaderName, u32); 5] = [
+static NUMBERS: [(HeaderName, u32); 4] = [
     // The SDKs of OpenAI and Anthropic.
     (HeaderName::from_static("x-stainless-retry-count"), 1),
     (HeaderName::from_static("x-envoy-attempt-count"), 2),
     // gRFC A6, "Exposed Retry Metadata".
     (HeaderName::from_static("grpc-previous-rpc-attempts"), 1),
     (HeaderName::from_static("x-retry-attempt"), 1),
-    (HeaderName::from_static("x-hedgerow-attempt"), 2),
 ];
 
 /// The largest number that is taken over from a caller. No honest one has so many tries behind it.
@@ -35,7 +35,9 @@ pub fn is_retry(headers: &HeaderMap) -> bool {
     let says = |name: &HeaderName, least: u32, read: fn(&HeaderValue) -> Option<u32>| {
         headers.get_all(name).iter().filter_map(read).any(|number| number >= least)
     };
-    NUMBERS.iter().any(|(name, least)| says(name, *least, whole)) || says(&AMZ_SDK_REQUEST, 2, amz_attempt)
+    NUMBERS.iter().any(|(name, least)| says(name, *least, whole))
+        || says(&X_HEDGEROW_ATTEMPT, 2, whole)
+        || says(&AMZ_SDK_REQUEST, 2, amz_attempt)
 }
 
 /// The number that our next attempt carries in [`X_HEDGEROW_ATTEMPT`]: `own`, which is 1 for the first,
@@ -97,7 +99,7 @@ mod tests {
     #[test]
     fn garbage_is_no_retry() {
         for value in ["", "-1", "+2", "2.0", "0x2", "two", "1e3", "2, 3", "99999999999", "attempt=2"] {
-            for (name, _) in &NUMBERS {
+            for name in NUMBERS.iter().map(|(name, _)| name).chain([&X_HEDGEROW_ATTEMPT]) {
                 assert!(!is_retry(&fields([(name.as_str(), value)])), "{name}: {value:?}");
             }
         }

@@ -25,8 +25,10 @@ use super::grpc::GRPC_PUSHBACK;
 
 pub use self::quota::exhausted;
 
+/// `false` tells the OpenAI and Anthropic SDKs, and us, not to try again.
+pub static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
 static RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
-static X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The longest wait that is believed; more than that becomes this.
 pub const LONGEST: Duration = Duration::from_secs(24 * 3600);
