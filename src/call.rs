@@ -103,7 +103,7 @@ impl CallBody {
         match self {
             Self::Empty => true,
             Self::Once(body) => body.lock().is_some(),
-            Self::Replay(replay) => replay.is_whole(),
+            Self::Replay(replay) => replay.has_room(),
         }
     }
 

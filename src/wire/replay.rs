@@ -56,6 +56,7 @@ pub struct Replay(Arc<Mutex<Kept>>);
 
 struct Kept {
     source: Option<IncomingBody>,
+    store: Store,
     /// All that has passed, until it is given up.
     chunks: Vec<Bytes>,
     /// How many chunks have passed.
@@ -66,17 +67,28 @@ struct Kept {
     limit: usize,
     total: usize,
     allowance: Arc<ReplayAllowance>,
-    is_given_up: bool,
     has_failed: bool,
+}
+
+/// What becomes of the chunks that pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Store {
+    /// They are kept.
+    Open,
+    /// The last one was one too many. It is here, and not accounted for; whoever reads on loses what was kept.
+    Full,
+    /// They have gone with the attempt that reads them.
+    GivenUp,
 }
 
 impl Replay {
     /// Keeps up to `limit` bytes of `source`, while the process holds no more than `total`.
     pub fn new(source: IncomingBody, limit: usize, total: usize, allowance: Arc<ReplayAllowance>) -> Self {
         let size = source.size_hint();
-        let is_given_up = size.lower() > limit as u64;
+        let store = if size.lower() > limit as u64 { Store::GivenUp } else { Store::Open };
         Self(Arc::new(Mutex::new(Kept {
             source: Some(source),
+            store,
             chunks: Vec::new(),
             passed: 0,
             trailers: None,
@@ -85,15 +97,20 @@ impl Replay {
             limit,
             total,
             allowance,
-            is_given_up,
             has_failed: false,
         })))
     }
 
-    /// Whether one more attempt can send the whole body.
+    /// Whether all of the body that has passed is there, so that an attempt after the others can send the whole.
     pub fn is_whole(&self) -> bool {
         let kept = self.0.lock();
-        !kept.is_given_up && !kept.has_failed
+        kept.store != Store::GivenUp && !kept.has_failed
+    }
+
+    /// Whether more of it is kept, so that an attempt beside the others can send the whole, as far as is known.
+    pub fn has_room(&self) -> bool {
+        let kept = self.0.lock();
+        kept.store == Store::Open && !kept.has_failed
     }
 
     /// Whether nothing of the body has been read yet, so that a reader can have all of it however large
@@ -159,7 +176,9 @@ impl Body for Reader {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(chunk) => {
                     this.next += 1;
-                    kept.keep(chunk.clone());
+                    if !kept.keep(&chunk) {
+                        kept.give_up();
+                    }
                     Poll::Ready(Some(Ok(Frame::data(chunk))))
                 }
                 Err(frame) => {
@@ -200,17 +219,15 @@ impl Body for Reader {
 
 impl Kept {
     fn poll_through(&mut self, cx: &mut Context<'_>) -> Poll<Result<Vec<Bytes>, BodyLost>> {
-        if self.is_given_up || self.has_failed {
+        if self.store != Store::Open || self.has_failed {
             return Poll::Ready(Err(BodyLost::NotKept));
         }
         while let Some(source) = &mut self.source {
             match ready!(Pin::new(source).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(chunk) if self.fits(&chunk) => self.keep(chunk),
+                    Ok(chunk) if self.keep(&chunk) => {}
                     Ok(chunk) => {
-                        // One that is not accounted for, or the attempt that sends the body would miss it.
-                        self.passed += 1;
-                        self.chunks.push(chunk);
+                        self.set_aside(chunk);
                         return Poll::Ready(Err(BodyLost::NotKept));
                     }
                     Err(frame) => {
@@ -229,25 +246,30 @@ impl Kept {
         Poll::Ready(Ok(self.chunks.clone()))
     }
 
-    fn fits(&self, chunk: &Bytes) -> bool {
-        let is_allowed = self.allowance.held() + chunk.len() <= self.total;
-        is_allowed && self.bytes + chunk.len() <= self.limit
+    /// Counts a chunk that has passed, and keeps it where there is room; whether there was.
+    fn keep(&mut self, chunk: &Bytes) -> bool {
+        self.passed += 1;
+        let fits = self.store == Store::Open
+            && self.bytes + chunk.len() <= self.limit
+            && self.allowance.take(chunk.len(), self.total);
+        if fits {
+            self.bytes += chunk.len();
+            self.chunks.push(chunk.clone());
+        }
+        fits
     }
 
-    fn keep(&mut self, chunk: Bytes) {
-        self.passed += 1;
-        if self.is_given_up {
-            return;
-        }
-        let fits = self.bytes + chunk.len() <= self.limit;
-        if fits && self.allowance.take(chunk.len(), self.total) {
-            self.bytes += chunk.len();
-            self.chunks.push(chunk);
-        } else {
-            self.is_given_up = true;
-            self.chunks = Vec::new();
-            self.allowance.give_back(std::mem::take(&mut self.bytes));
-        }
+    /// Leaves a chunk without room to the attempt that sends the body, which would miss it.
+    fn set_aside(&mut self, chunk: Bytes) {
+        self.store = Store::Full;
+        self.chunks.push(chunk);
+    }
+
+    /// The rest goes with its reader.
+    fn give_up(&mut self) {
+        self.store = Store::GivenUp;
+        self.chunks = Vec::new();
+        self.allowance.give_back(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -266,4 +288,95 @@ pub enum BodyLost {
     /// Another attempt has had bytes that were too many to keep.
     #[error("the request body was not kept for another attempt")]
     NotKept,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use http_body_util::BodyExt;
+    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// A request body as it comes from a client that sends it in these chunks, each by itself.
+    async fn sent(chunks: &'static [&'static str]) -> IncomingBody {
+        let (mut client, server) = duplex(64 * 1024);
+        let (tell, mut told) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let service = hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| {
+                let _ = tell.try_send(request.into_body());
+                std::future::pending::<Result<http::Response<String>, std::convert::Infallible>>()
+            });
+            let io = hyper_util::rt::TokioIo::new(server);
+            let _ = hyper::server::conn::http1::Builder::new().serve_connection(io, service).await;
+        });
+        tokio::spawn(async move {
+            client.write_all(b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
+            for chunk in chunks {
+                client.write_all(format!("{:x}\r\n{chunk}\r\n", chunk.len()).as_bytes()).await.unwrap();
+            }
+            client.write_all(b"0\r\n\r\n").await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        IncomingBody::Http1(told.recv().await.unwrap())
+    }
+
+    async fn chunk(reader: &mut Reader) -> Option<Result<Bytes, BodyLost>> {
+        let frame = reader.frame().await?;
+        Some(frame.map(|frame| frame.into_data().unwrap()))
+    }
+
+    async fn rest(reader: Reader) -> Result<Bytes, BodyLost> {
+        reader.collect().await.map(http_body_util::Collected::to_bytes)
+    }
+
+    /// Between the question whether a chunk may be kept and its keeping another call took the last of the
+    /// allowance: what had passed was given up, and the body was taken for an empty one.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_body_that_is_read_through_is_whole_or_left_to_its_attempt() {
+        let allowance = ReplayAllowance::new();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let others = std::thread::spawn({
+            let (allowance, is_over) = (allowance.clone(), is_over.clone());
+            move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    if allowance.take(1, 9) {
+                        allowance.give_back(1);
+                    }
+                }
+            }
+        });
+        for _ in 0..1000 {
+            let replay = Replay::new(sent(&["some", "bytes"]).await, 1024, 9, allowance.clone());
+            match replay.read_through().await {
+                Ok(chunks) => assert_eq!(chunks.concat(), b"somebytes"),
+                Err(lost) => assert!(matches!(lost, BodyLost::NotKept), "{lost:?}"),
+            }
+            assert_eq!(rest(replay.reader()).await.unwrap(), "somebytes");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        others.join().unwrap();
+        assert_eq!(allowance.held(), 0);
+    }
+
+    fn replay(source: IncomingBody, limit: usize) -> (Replay, Arc<ReplayAllowance>) {
+        let allowance = ReplayAllowance::new();
+        (Replay::new(source, limit, 1024, allowance.clone()), allowance)
+    }
+
+    #[tokio::test]
+    async fn a_body_that_was_read_through_and_is_too_large_is_sent_by_one_attempt_after_another() {
+        let (body, allowance) = replay(sent(&["one", "two", "three", "four"]).await, 8);
+        assert!(matches!(body.read_through().await, Err(BodyLost::NotKept)));
+        assert!(matches!(body.read_through().await, Err(BodyLost::NotKept)));
+        assert!(body.is_whole() && !body.has_room());
+        let mut first = body.reader();
+        assert_eq!(chunk(&mut first).await.unwrap().unwrap(), "one");
+        drop(first);
+        assert_eq!(rest(body.reader()).await.unwrap(), "onetwothreefour");
+        assert!(!body.is_whole());
+        assert_eq!(allowance.held(), 0);
+    }
 }
