@@ -140,7 +140,10 @@ async fn send(
             note_first(this, &connection);
         }
         let version = connection.version();
-        let outgoing = outgoing::request(this, lane, number, version)?;
+        let mut outgoing = outgoing::request(this, lane, number, version)?;
+        if kind == AttemptKind::Hedge {
+            outgoing.request.body_mut().yields();
+        }
         let gate = outgoing.gate.clone();
         let interim = interim(this.call, outgoing.gate, kind);
         this.call.progress.enter(Stage::Head);

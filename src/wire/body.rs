@@ -45,6 +45,13 @@ impl RequestBody {
         Self { source: Source::Replayed(reader), gate: None }
     }
 
+    /// It is a hedge's: where not both attempts can have the body, it is left to the other one.
+    pub fn yields(&mut self) {
+        if let Source::Replayed(reader) = &mut self.source {
+            reader.yields();
+        }
+    }
+
     /// Holds the body back until the upstream has said `100 Continue`, or nothing for a second.
     pub fn after_continue(mut self) -> (Self, Continue) {
         let opened = Continue(Arc::new(AtomicU8::new(WAITING)));

@@ -5,6 +5,11 @@
 //! hedge can start before the client has finished. Past the limit of the route, or the allowance of
 //! the process, what was kept is given up and the body can only go on in the attempt that has it.
 //!
+//! That attempt is the first one of its try. A hedge is there to help it, and often reads ahead of it: it never
+//! takes the body away, but gives itself up at the limit and leaves what it has read. That the furthest should
+//! keep the body was rejected: the hedge may fail in its turn, and the healthy attempt would be gone by then.
+//! The next try comes when all readers of the one before have gone, and its first attempt is no different.
+//!
 //! All attempts of a call are polled by one task, so whichever waits for the client is woken by it.
 
 use std::future::poll_fn;
@@ -133,7 +138,7 @@ impl Replay {
     /// A reader that starts at the first byte. Taken when [`Self::is_whole`] is false it fails,
     /// unless nothing has been read yet.
     pub fn reader(&self) -> Reader {
-        Reader { kept: self.0.clone(), next: 0, is_done: false }
+        Reader { kept: self.0.clone(), next: 0, yields: false, is_done: false }
     }
 }
 
@@ -141,7 +146,15 @@ impl Replay {
 pub struct Reader {
     kept: Arc<Mutex<Kept>>,
     next: usize,
+    yields: bool,
     is_done: bool,
+}
+
+impl Reader {
+    /// It is a hedge's: where not both attempts can have the body, it is left to the other one.
+    pub fn yields(&mut self) {
+        self.yields = true;
+    }
 }
 
 impl Body for Reader {
@@ -172,11 +185,20 @@ impl Body for Reader {
             }
             return Poll::Ready(kept.trailers.clone().map(|trailers| Ok(Frame::trailers(trailers))));
         };
+        if this.yields && kept.store != Store::Open {
+            this.is_done = true;
+            return Poll::Ready(Some(Err(BodyLost::NotKept)));
+        }
         match ready!(Pin::new(source).poll_frame(cx)) {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(chunk) => {
                     this.next += 1;
                     if !kept.keep(&chunk) {
+                        if this.yields {
+                            kept.set_aside(chunk);
+                            this.is_done = true;
+                            return Poll::Ready(Some(Err(BodyLost::NotKept)));
+                        }
                         kept.give_up();
                     }
                     Poll::Ready(Some(Ok(Frame::data(chunk))))
@@ -364,6 +386,50 @@ mod tests {
     fn replay(source: IncomingBody, limit: usize) -> (Replay, Arc<ReplayAllowance>) {
         let allowance = ReplayAllowance::new();
         (Replay::new(source, limit, 1024, allowance.clone()), allowance)
+    }
+
+    /// A hedge that read ahead of a slow primary used up the limit, and then neither had the body: when the hedge
+    /// failed too, the client got an error of ours.
+    #[tokio::test]
+    async fn a_hedge_that_comes_to_the_limit_leaves_the_body_to_the_first_attempt() {
+        let (body, allowance) = replay(sent(&["one", "two", "three", "four"]).await, 8);
+        let mut primary = body.reader();
+        assert_eq!(chunk(&mut primary).await.unwrap().unwrap(), "one");
+        let [mut hedge, mut other] = [body.reader(), body.reader()];
+        hedge.yields();
+        other.yields();
+        assert_eq!(chunk(&mut hedge).await.unwrap().unwrap(), "one");
+        assert_eq!(chunk(&mut hedge).await.unwrap().unwrap(), "two");
+        assert!(matches!(chunk(&mut hedge).await, Some(Err(BodyLost::NotKept))));
+        assert!(hedge.is_end_stream());
+        assert!(!body.has_room(), "another hedge would come to the same end");
+        assert!(body.is_whole(), "nothing is lost yet");
+        // One that was on its way gets as far as the body is there.
+        for part in ["one", "two", "three"] {
+            assert_eq!(chunk(&mut other).await.unwrap().unwrap(), part);
+        }
+        assert!(matches!(chunk(&mut other).await, Some(Err(BodyLost::NotKept))));
+
+        // The first attempt may fail before it comes to the limit, and then there is another try.
+        drop(primary);
+        let mut retry = body.reader();
+        for part in ["one", "two", "three", "four"] {
+            assert!(!retry.is_end_stream());
+            assert_eq!(chunk(&mut retry).await.unwrap().unwrap(), part);
+        }
+        assert!(!body.is_whole());
+        assert_eq!(allowance.held(), 0, "what is given up is given back");
+        assert!(chunk(&mut retry).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_hedge_behind_the_first_attempt_loses_the_body_at_the_limit() {
+        let (body, _allowance) = replay(sent(&["one", "two", "three"]).await, 8);
+        let (primary, mut hedge) = (body.reader(), body.reader());
+        hedge.yields();
+        assert_eq!(chunk(&mut hedge).await.unwrap().unwrap(), "one");
+        assert_eq!(rest(primary).await.unwrap(), "onetwothree");
+        assert!(matches!(chunk(&mut hedge).await, Some(Err(BodyLost::NotKept))));
     }
 
     #[tokio::test]

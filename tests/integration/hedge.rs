@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::support::client::{self, Response, absolute};
 use crate::support::dns::{Answer, Dns};
 use crate::support::hedgerow::{HedgerowProcess, Metrics};
+use crate::support::http2::Http2Upstream;
 use crate::support::policy::{TOOL, named, tool};
 use crate::support::upstream::{Exchange, Reply, Upstream, by_path};
 
@@ -507,6 +508,40 @@ async fn a_hedge_starts_while_the_client_still_sends_its_body() {
     assert_eq!((primary.body().await, hedge.body().await), (b"halfrest".to_vec(), b"halfrest".to_vec()));
     hedge.respond(200, &[], "").await;
     assert_eq!(agent.read_response().await.status, 200);
+}
+
+/// A hedge that read on faster than the primary came to the limit, took the body along, and failed: the primary,
+/// slow and healthy, had lost it by then, and the client got an error of ours.
+#[tokio::test]
+async fn a_hedge_never_takes_the_body_away_from_a_slow_primary() {
+    let mut upstream = Http2Upstream::on([127, 0, 0, 1]).window(10).start().await;
+    let policy = tool(upstream.address(), &format!("origin: h2c, replay_limit: 1KiB, {HEDGE}"));
+    let proxy = HedgerowProcess::start(&policy).await;
+    let mut agent = proxy.agent().await;
+    let host = upstream.address();
+    let piece = "x".repeat(600);
+    let chunk = format!("258\r\n{piece}\r\n");
+    agent
+        .send(format!(
+            "POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\nIdempotency-Key: k\r\n\
+             Transfer-Encoding: chunked\r\n\r\n{chunk}"
+        ))
+        .await;
+    let (mut primary, mut hedge) = (upstream.next().await, upstream.next().await);
+    assert_ne!(primary.connection, hedge.connection);
+    let mut read = 0;
+    while read < piece.len() {
+        read += hedge.chunk().await.expect("more to come").len();
+    }
+    agent.send(format!("{chunk}0\r\n\r\n")).await;
+    assert!(hedge.body_end().await.is_some(), "both cannot have it, and this one came second");
+    assert_eq!(primary.body().await.0.len(), 2 * piece.len());
+    primary.respond(200, &[], "primary").await;
+    let answer = agent.read_response_to("POST").await;
+    assert_eq!((answer.status, answer.text()), (200, "primary"));
+    let metrics = proxy.until_metrics(|metrics| all_hedges(metrics) == 1.0).await;
+    assert_eq!(hedges(&metrics, "failed"), 1.0);
+    proxy.until_status(|status| status["replay_bytes"] == 0).await;
 }
 
 /// What all bodies hold for replay is bounded for the process; past it a call goes on without a net.
