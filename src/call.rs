@@ -107,6 +107,13 @@ impl CallBody {
         }
     }
 
+    /// Takes back what an attempt was to send and has read nothing of.
+    pub fn give_back(&self, body: IncomingBody) {
+        if let Self::Once(place) = self {
+            *place.lock() = Some(body);
+        }
+    }
+
     /// Whether the attempt that was sending it could send all of it once more.
     pub fn can_be_sent_again(&self) -> bool {
         match self {

@@ -157,7 +157,10 @@ async fn send(
                 return checked(this.call, response, exchange)
                     .map_err(|error| Failure { error, is_unsent: false });
             }
-            Err(failure) => {
+            Err(mut failure) => {
+                if let Some(body) = failure.body.take() {
+                    this.call.body.give_back(body);
+                }
                 if failure.wants_http1 {
                     lane.upstream.pool.shared.give_up(Instant::now());
                 }

@@ -20,6 +20,7 @@ use crate::error::{Cause, Error};
 use crate::tls::client::ClientTls;
 use crate::wire::authority::Authority;
 use crate::wire::body::{Continue, RequestBody};
+use crate::wire::incoming::IncomingBody;
 use crate::wire::replay::BodyLost;
 
 /// What a connection was made for, and so which requests may use it.
@@ -168,6 +169,8 @@ pub struct SendFailure {
     pub is_refused: bool,
     /// It refused because it takes such a request on HTTP/1.1 alone (RFC 9113 section 7).
     pub wants_http1: bool,
+    /// The request's body, where it passes only once and nothing of it has been read.
+    pub body: Option<IncomingBody>,
 }
 
 /// An answer that is being received.

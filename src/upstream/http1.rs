@@ -143,13 +143,17 @@ impl Prepared {
                 let (head, body) = response.into_parts();
                 Ok((Response::from_parts(head, ()), Answering { body, connection: Some(self), has_ended }))
             }
-            Err(failure) => Err(SendFailure {
-                is_unanswered: self.traffic.read() == read,
-                is_unsent: failure.message().is_some() || self.traffic.written() == written,
-                is_refused: false,
-                wants_http1: false,
-                error: classify(failure.error()),
-            }),
+            Err(mut failure) => {
+                let given_back = failure.take_message();
+                Err(SendFailure {
+                    is_unanswered: self.traffic.read() == read,
+                    is_unsent: given_back.is_some() || self.traffic.written() == written,
+                    is_refused: false,
+                    wants_http1: false,
+                    error: classify(failure.error()),
+                    body: given_back.and_then(|request| request.into_body().into_unread()),
+                })
+            }
         }
     }
 }
@@ -249,4 +253,41 @@ fn source<T: std::error::Error + 'static>(error: &hyper::Error) -> Option<&T> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::socket::OwnSockets;
+    use super::*;
+    use crate::wire::authority::Authority;
+    use crate::wire::incoming::IncomingBody;
+
+    /// A connection that its peer closed after it was found usable: the library gives the request back, and its body
+    /// used to be dropped, so that a POST which had provably not left ended in an error.
+    #[tokio::test]
+    async fn a_body_that_never_left_comes_back_with_the_failure() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(peer).await.unwrap();
+        let (far, _) = listener.accept().await.unwrap();
+        let mark = Arc::new(OwnSockets::default()).mark(&stream);
+        let to = Authority::from_ip(peer.ip(), peer.port());
+        let origin = Origin { to, peer, tls: None, is_pinned: false };
+        let mut idle = Idle::new(Socket::plain(stream, peer, mark), origin);
+        assert!(idle.is_usable());
+        drop(far);
+        idle.socket.peek(&mut [0; 1]).await.unwrap();
+
+        let body = RequestBody::once(IncomingBody::Empty);
+        let request = Request::post("/").header("content-length", "4").body(body).unwrap();
+        let Err(failure) = idle.prepare(true).await.unwrap().send(request, None).await else {
+            panic!("the peer has gone")
+        };
+        assert!(failure.is_unsent && failure.is_unanswered, "{failure:?}");
+        let body = failure.body.expect("the body comes back");
+        assert!(body.collect().await.unwrap().to_bytes().is_empty());
+    }
 }

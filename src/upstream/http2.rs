@@ -350,6 +350,7 @@ impl Slot {
                     is_refused: is_unprocessed(&error),
                     wants_http1: false,
                     error: classify(&error),
+                    body: body.into_unread(),
                 });
             }
         };
@@ -392,6 +393,7 @@ impl Slot {
                 is_unsent: false,
                 is_refused: false,
                 wants_http1: false,
+                body: None,
             }),
             Err(Failed::Stream(error)) => {
                 let is_refused = is_unprocessed(&error) && !has_begun;
@@ -406,6 +408,7 @@ impl Slot {
                     is_refused,
                     wants_http1: error.reason() == Some(Reason::HTTP_1_1_REQUIRED),
                     error: classify(&error),
+                    body: outflow.and_then(|outflow| outflow.into_body().into_unread()),
                 })
             }
         }

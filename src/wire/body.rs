@@ -21,6 +21,7 @@ const CONTINUE_WAIT: Duration = Duration::from_secs(1);
 pub struct RequestBody {
     source: Source,
     gate: Option<Gate>,
+    has_begun: bool,
 }
 
 enum Source {
@@ -32,17 +33,29 @@ enum Source {
 impl RequestBody {
     /// No body.
     pub fn empty() -> Self {
-        Self { source: Source::Empty, gate: None }
+        Self::of(Source::Empty)
     }
 
     /// A body that passes once, straight from the client.
     pub fn once(body: IncomingBody) -> Self {
-        Self { source: Source::Once(body), gate: None }
+        Self::of(Source::Once(body))
     }
 
     /// A body that may be sent by several attempts.
     pub fn replayed(reader: Reader) -> Self {
-        Self { source: Source::Replayed(reader), gate: None }
+        Self::of(Source::Replayed(reader))
+    }
+
+    fn of(source: Source) -> Self {
+        Self { source, gate: None, has_begun: false }
+    }
+
+    /// A body that passes once, if nothing of it has been read: another attempt can send all of it.
+    pub fn into_unread(self) -> Option<IncomingBody> {
+        match self.source {
+            Source::Once(body) if !self.has_begun => Some(body),
+            Source::Empty | Source::Once(_) | Source::Replayed(_) => None,
+        }
     }
 
     /// It is a hedge's: where not both attempts can have the body, it is left to the other one.
@@ -111,11 +124,13 @@ impl Body for RequestBody {
             ready!(gate.poll_open(cx));
             self.gate = None;
         }
-        match &mut self.source {
+        let frame = ready!(match &mut self.source {
             Source::Empty => Poll::Ready(None),
             Source::Once(body) => Pin::new(body).poll_frame(cx).map_err(BodyLost::Client),
             Source::Replayed(reader) => Pin::new(reader).poll_frame(cx),
-        }
+        });
+        self.has_begun = true;
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -53,6 +53,11 @@ where
         self.is_blocked
     }
 
+    /// The body, or what has not been read of it.
+    pub fn into_body(self) -> B {
+        self.body
+    }
+
     /// Ends the stream before the body does.
     pub fn reset(&mut self, reason: Reason) {
         self.stream.send_reset(reason);

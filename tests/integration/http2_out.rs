@@ -268,6 +268,29 @@ async fn a_refused_upload_of_which_nothing_was_read_is_sent_again_however_large(
     assert_eq!(agent.read_response_to("POST").await.text(), "taken");
 }
 
+/// The same where nothing is kept: what is refused before anything of it was read is still there.
+#[tokio::test]
+async fn a_refused_upload_of_which_nothing_was_read_is_sent_again_without_being_kept() {
+    let mut upstream = Http2Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off, replay_limit: 0")).await;
+    let mut agent = hedgerow.agent().await;
+    agent.send(absolute("POST", &upstream.url("/"), &[("Content-Length", "6")], b"")).await;
+    upstream.next().await.reset(Reason::REFUSED_STREAM);
+    let mut again = upstream.next().await;
+    agent.send("upload").await;
+    assert_eq!(again.body().await.0, b"upload");
+    again.respond(200, &[], "taken").await;
+    assert_eq!(agent.read_response_to("POST").await.text(), "taken");
+    // What has been read of is lost with its attempt.
+    agent.send(absolute("POST", &upstream.url("/"), &[("Content-Length", "6")], b"")).await;
+    agent.send("half").await;
+    let mut refused = upstream.next().await;
+    assert_eq!(refused.chunk().await.unwrap(), "half");
+    refused.reset(Reason::REFUSED_STREAM);
+    assert_eq!(agent.read_response_to("POST").await.status, 502);
+    assert_eq!(upstream.tally().requests, 3);
+}
+
 /// GOAWAY is how an HTTP/2 server closes politely: whenever it comes, nobody notices.
 #[tokio::test]
 async fn c039_goaway_between_and_during_requests_fails_none_of_them() {
