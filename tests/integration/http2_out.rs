@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use h2::Reason;
 use tokio::time::{Instant, sleep};
 
-use crate::support::client::{Agent, absolute, get_all};
+use crate::support::client::{Agent, Response, absolute, get_all};
 use crate::support::dns::{Answer as DnsAnswer, Dns};
 use crate::support::hedgerow::HedgerowProcess;
 use crate::support::http2::agent::head;
@@ -1441,4 +1441,84 @@ async fn c117_after_five_hundred_departures_from_streams_all_accounts_are_settle
     // A dial that nobody waits for any more is given up.
     assert!(tally.connections <= 20 && tally.goodbyes.is_empty(), "{tally:?}");
     assert_eq!(agent.get(&upstream.url("/")).await.status, 200);
+}
+
+/// A call and its answer, up to the last byte but not to END_STREAM.
+async fn without_end(
+    hedgerow: &HedgerowProcess,
+    upstream: &mut Http2Upstream,
+    path: &str,
+    body: &'static str,
+) -> (Response, Stream) {
+    let url = upstream.url(path);
+    tokio::join!(hedgerow.get(&url), async {
+        let mut stream = upstream.next().await;
+        let status = if path == "/fails" { 500 } else { 200 };
+        stream.head(status, &[("content-length", &body.len().to_string())]);
+        assert!(body.is_empty() || stream.data(body).await);
+        stream
+    })
+}
+
+/// Many peers send END_STREAM in a frame of its own. A client's connection that has written the promised length lets go
+/// of the body before that: the call was logged as left by its client, the stream was reset, the answer kept by
+/// no cache, and a probe that was answered so never closed the breaker.
+#[tokio::test]
+async fn an_answer_of_known_length_is_whole_before_its_end_has_come() {
+    let mut upstream = Http2Upstream::start().await;
+    let stages = "hedge: off, cache: { ttl: 1h }, breaker: { consecutive_failures: 1, open_for: 50ms }";
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), stages)).await;
+    let (failed, stream) = without_end(&hedgerow, &mut upstream, "/fails", "wrong").await;
+    assert_eq!(failed.status, 500);
+    let mut streams = vec![stream];
+    // The breaker is open.
+    sleep(ms(80)).await;
+    for (path, body) in [("/probe", "hello"), ("/more", "more"), ("/empty", "")] {
+        let (answer, stream) = without_end(&hedgerow, &mut upstream, path, body).await;
+        assert_eq!((answer.status, answer.text()), (200, body));
+        let line = hedgerow.access_log(|line| line["path"] == path).await;
+        assert_eq!((&line["status"], &line["outcome"]), (&200.into(), &"answered".into()), "{line}");
+        streams.push(stream);
+    }
+    let kept = hedgerow.get(&upstream.url("/probe")).await;
+    assert_eq!((kept.text(), kept.header("age").is_some()), ("hello", true));
+    let metrics = hedgerow.metrics().await;
+    assert_eq!(metrics.value("hedgerow_breaker_transitions_total", &[TOOL, ("to", "closed")]), 1.0);
+    let cancelled = [TOOL, ("result", "cancelled")];
+    assert_eq!(metrics.value("hedgerow_upstream_attempts_total", &cancelled), 0.0);
+    streams.into_iter().for_each(Stream::end);
+    let (last, stream) = without_end(&hedgerow, &mut upstream, "/last", "last").await;
+    assert_eq!(last.text(), "last");
+    stream.end();
+    let tally = upstream.tally();
+    assert!(tally.resets.is_empty() && tally.connections == 1, "{tally:?}");
+}
+
+/// A peer that never sends the end holds its place no longer than a moment.
+#[tokio::test]
+async fn an_end_that_never_comes_is_not_waited_for_long() {
+    let mut upstream = Http2Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off")).await;
+    let (answer, stream) = without_end(&hedgerow, &mut upstream, "/", "hello").await;
+    assert_eq!(answer.text(), "hello");
+    assert_eq!(stream.cancelled().await.0, Some(Reason::CANCEL));
+    let line = hedgerow.access_log(|line| line["path"] == "/").await;
+    assert_eq!(line["outcome"], "answered");
+}
+
+/// To a client of HTTP/2 the length is not the end: trailers may follow.
+#[tokio::test]
+async fn trailers_behind_a_body_of_known_length_pass() {
+    let mut upstream = Http2Upstream::start().await;
+    let hedgerow = HedgerowProcess::start(&h2c(upstream.address(), "hedge: off")).await;
+    let agent = Http2Agent::connect(hedgerow.proxy).await;
+    let call = agent.open(head("GET", &upstream.url("/"), &[]), true).await;
+    let mut stream = upstream.next().await;
+    stream.head(200, &[("content-length", "5")]);
+    stream.data("hello").await;
+    let mut answer = call.head().await;
+    assert_eq!(answer.chunk().await.unwrap(), "hello");
+    stream.trailers(&[("x-check", "1")]);
+    let answer = answer.rest().await;
+    assert_eq!((answer.trailer("x-check"), answer.end), (Some("1"), End::Whole));
 }
