@@ -3,13 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use hedgerow::config::Cache;
-<<<<<<< HEAD
-use hedgerow::policy::cache::{Asked, Candidate, Times, Verdict, touched};
-use hedgerow::policy::identity::{Passage, Place};
-=======
 use hedgerow::policy::cache::{Asked, Candidate, Store, Times, Verdict, touched};
-use hedgerow::policy::identity::Place;
->>>>>>> 0b2ffb7 (Bound the memory of answers on their way into the cache)
+use hedgerow::policy::identity::{Passage, Place};
 use hedgerow::wire::target::Scheme;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, StatusCode};
