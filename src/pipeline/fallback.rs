@@ -18,6 +18,7 @@ use crate::config::{Degraded, FallbackStep};
 use crate::error::Error;
 use crate::policy::deadline::end_of;
 use crate::respond::degraded;
+use crate::respond::headers::CacheStatus;
 use crate::telemetry::metrics::StandIn;
 use crate::upstream::registry::Lane;
 use crate::wire::{grpc, push_back};
@@ -95,7 +96,9 @@ async fn backup(errand: &Errand, name: &str) -> Option<Found> {
     let lane = Lane::find(registry, errand.lane.config(), upstream, &call.method, call.target.path());
     match tries::run(Try { validators: &[], ..errand.as_try() }, &lane).await {
         Ok(mut found) if found.is_acceptable() => {
-            found.note_mut().stand_in = Some(StandIn::Backup);
+            let note = found.note_mut();
+            note.stand_in = Some(StandIn::Backup);
+            note.cache = forwarded(errand);
             Some(found)
         }
         in_vain => {
@@ -144,8 +147,17 @@ fn fixed(errand: &Errand, payload: &Degraded, failed: &Result<Found, Error>) -> 
         is_acceptable: true,
         elapsed: None,
         hedge: None,
-        note: Note { stand_in: Some(StandIn::Static), is_for_one: is_for_one(failed), ..Note::default() },
+        note: Note {
+            cache: forwarded(errand),
+            stand_in: Some(StandIn::Static),
+            is_for_one: is_for_one(failed),
+        },
     })
+}
+
+/// What the cache had to do with it, where there is one: nothing that was kept would do.
+fn forwarded(errand: &Errand) -> Option<CacheStatus> {
+    errand.recall.as_ref().map(|recall| recall.forwarded(None, false))
 }
 
 /// A deadline that has struck is counted here too, since the call does not end in it.

@@ -142,8 +142,9 @@ impl Recall {
         self.kept_in.as_ref().map(|(_, key)| *key)
     }
 
-    fn note(&self, status: Option<StatusCode>, stored: bool) -> Option<CacheStatus> {
-        Some(CacheStatus::Forwarded { why: self.why.as_str(), status, stored, collapsed: false })
+    /// That the upstream was asked, and why.
+    pub fn forwarded(&self, status: Option<StatusCode>, stored: bool) -> CacheStatus {
+        CacheStatus::Forwarded { why: self.why.as_str(), status, stored, collapsed: false }
     }
 }
 
@@ -173,7 +174,7 @@ pub fn learn(errand: &Errand, tried: Result<Found, Error>, was_validated: bool) 
     {
         return confirm(errand, recall, (store, *key, entry), live);
     }
-    live.note.cache = recall.note(None, false);
+    live.note.cache = Some(recall.forwarded(None, false));
     if let Some((store, key)) = &recall.kept_in {
         count(errand, CacheResult::Miss);
         keep(errand, recall, (store, *key), &mut live);
@@ -215,7 +216,7 @@ fn confirm(errand: &Errand, recall: &Recall, kept: (&Store, Key, &Entry), live: 
     };
     count(errand, CacheResult::Revalidated);
     let mut answer = given(&renewed, asked, rules, Instant::now());
-    answer.note.cache = recall.note(Some(head.status), true);
+    answer.note.cache = Some(recall.forwarded(Some(head.status), true));
     store.put(key, renewed);
     Learned::Found(Ok(Found::whole(Whole { elapsed: Some(elapsed), hedge, ..answer })))
 }
@@ -231,7 +232,7 @@ fn keep(errand: &Errand, recall: &Recall, (store, key): (&Arc<Store>, Key), live
     match Candidate::of(asked(lane, call), status, headers, rules, has_credential, times(live), store) {
         Some(candidate) => {
             live.recorder = Some(Box::new(Recorder::new(store.clone(), key, candidate)));
-            live.note.cache = recall.note(None, true);
+            live.note.cache = Some(recall.forwarded(None, true));
         }
         // What the upstream says now, and will not have kept, ends what it said before.
         None if call.method == Method::GET && status != StatusCode::PARTIAL_CONTENT => {
