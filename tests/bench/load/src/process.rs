@@ -85,12 +85,7 @@ impl Server {
 
     /// CPU time of all its threads so far, user and system.
     pub fn cpu(&self) -> io::Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name, second field, may hold anything; count from its closing bracket.
-        let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let ticks: u64 =
-            after_name.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u64>().ok()).sum();
-        Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+        cpu_of(self.child.id())
     }
 
     /// Resident memory, bytes.
@@ -107,6 +102,27 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// CPU time of all threads of a process so far, user and system.
+pub fn cpu_of(process: u32) -> io::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name, second field, may hold anything; count from its closing bracket.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    Ok(ticks(after_name.split_whitespace().skip(11).take(2)))
+}
+
+/// CPU time that all processes of the machine have had so far, and what it has lost to others beside it.
+pub fn cpu_of_all() -> io::Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let all = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
+    // The fourth and fifth are idleness.
+    Ok(ticks(all.enumerate().filter(|(place, _)| !matches!(place, 3 | 4)).map(|(_, ticks)| ticks)))
+}
+
+fn ticks<'a>(fields: impl Iterator<Item = &'a str>) -> Duration {
+    let ticks: u64 = fields.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// Lets this process and its children open as many files as the system allows, for the idle connections.

@@ -1,0 +1,228 @@
+//! What the benchmarks of the running proxy share: its release binary on a core of its own, upstreams in this
+//! process, connections that ask, and a table that says which bars were met.
+//!
+//! They are run by hand, on a machine that has nothing else to do: what they time is real, and a bar
+//! that a busy machine misses says nothing. So none of them is a test.
+
+use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+
+#[path = "load/src/process.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the load benchmark's, which needs more of it")]
+mod process;
+
+pub(crate) use process::Cores;
+use process::{Server, cpu_of, cpu_of_all, free_ports, raise_file_limit};
+
+/// A running hedgerow; ends when dropped.
+pub(crate) struct Proxy {
+    server: Server,
+    _folder: TempDir,
+}
+
+impl Proxy {
+    /// Starts the binary that cargo has built for this benchmark, or `HEDGEROW_BIN`, under `policy` with free
+    /// ports for `@PROXY@` and `@ADMIN@`.
+    pub(crate) async fn start(policy: &str, cores: Cores) -> io::Result<Self> {
+        // Its own limit is this process's.
+        raise_file_limit()?;
+        let program = std::env::var_os("HEDGEROW_BIN").map(PathBuf::from);
+        let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_hedgerow").into());
+        let [proxy, admin] = free_ports()?;
+        let folder = TempDir::new()?;
+        let file = folder.path().join("policy.yaml");
+        let ports = [("@PROXY@", proxy.port()), ("@ADMIN@", admin.port())];
+        let policy = ports
+            .iter()
+            .fold(policy.to_owned(), |policy, (name, port)| policy.replace(name, &port.to_string()));
+        std::fs::write(&file, policy)?;
+        let arguments: [&OsStr; 3] = ["run".as_ref(), "--config".as_ref(), file.as_ref()];
+        let server = Server::start(&program, &arguments, proxy, cores.proxy).await?;
+        Ok(Self { server, _folder: folder })
+    }
+
+    /// Where it accepts.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server.address
+    }
+
+    /// CPU time so far, user and system.
+    pub(crate) fn cpu(&self) -> io::Result<Duration> {
+        self.server.cpu()
+    }
+
+    /// Resident memory, MiB.
+    #[allow(dead_code, reason = "of one benchmark")]
+    pub(crate) fn resident(&self) -> io::Result<f64> {
+        Ok(self.server.resident()? as f64 / f64::from(1 << 20))
+    }
+}
+
+/// How busy others are on the machine while something is measured.
+pub(crate) struct Others {
+    since: Instant,
+    before: Duration,
+}
+
+impl Others {
+    pub(crate) fn watch(proxy: &Proxy) -> io::Result<Self> {
+        Ok(Self { since: Instant::now(), before: Self::cpu(proxy)? })
+    }
+
+    /// In cores. Times that were measured beside others are theirs as well.
+    pub(crate) fn tell(self, proxy: &Proxy) -> io::Result<Line> {
+        let cpu = Self::cpu(proxy)?.saturating_sub(self.before);
+        let cores = cpu.as_secs_f64() / self.since.elapsed().as_secs_f64();
+        let words = if cores > 0.2 { ": too busy to judge times by" } else { "" };
+        Ok(Line::tell("others on the machine", format!("{cores:.1} cores{words}")))
+    }
+
+    fn cpu(proxy: &Proxy) -> io::Result<Duration> {
+        Ok(cpu_of_all()?.saturating_sub(cpu_of(std::process::id())? + proxy.cpu()?))
+    }
+}
+
+/// Serves in this process, each request by what `answer` makes of its path.
+pub(crate) async fn serve<A>(answer: impl Fn(String) -> A + Clone + Send + 'static) -> io::Result<SocketAddr>
+where
+    A: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+{
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.set_nodelay(true);
+            let answer = answer.clone();
+            let service = service_fn(move |request: Request<Incoming>| {
+                let answer = answer(request.uri().path().to_owned());
+                async { Ok::<_, Infallible>(answer.await) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::spawn(connection);
+        }
+    });
+    Ok(address)
+}
+
+/// A kept-alive connection to the proxy.
+pub(crate) struct Agent {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Agent {
+    pub(crate) async fn connect(proxy: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect(proxy).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: Vec::with_capacity(4096) })
+    }
+
+    /// Asks in absolute-form, as a client of a proxy does: the body of the answer, which must be a 200.
+    pub(crate) async fn get(&mut self, upstream: SocketAddr, path: &str) -> io::Result<&[u8]> {
+        let request = format!(
+            "GET http://{upstream}{path} HTTP/1.1\r\nHost: {upstream}\r\nUser-Agent: bench\r\n\
+             Accept: */*\r\nAccept-Encoding: gzip\r\nAuthorization: Bearer of-nobody\r\n\r\n"
+        );
+        self.stream.write_all(request.as_bytes()).await?;
+        self.buffer.clear();
+        loop {
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if let Some((head, length)) = parts(&self.buffer)?
+                && self.buffer.len() >= head + length
+            {
+                return Ok(&self.buffer[head..head + length]);
+            }
+        }
+    }
+}
+
+/// The lengths of head and body; `None` while the head is not complete.
+fn parts(bytes: &[u8]) -> io::Result<Option<(usize, usize)>> {
+    let mut fields = [httparse::EMPTY_HEADER; 64];
+    let mut response = httparse::Response::new(&mut fields);
+    let head = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(head)) => head,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+    };
+    let length = response.headers.iter().find(|field| field.name.eq_ignore_ascii_case("content-length"));
+    let length = length.and_then(|field| std::str::from_utf8(field.value).ok()?.parse().ok());
+    match (response.code, length) {
+        (Some(200), Some(length)) => Ok(Some((head, length))),
+        (code, _) => Err(io::Error::other(format!("answer {code:?} with length {length:?}"))),
+    }
+}
+
+/// A line of the table.
+pub(crate) struct Line {
+    what: String,
+    measured: String,
+    /// What it must be, and whether it is.
+    bar: Option<(String, bool)>,
+}
+
+impl Line {
+    /// Something worth knowing that has no bar.
+    pub(crate) fn tell(what: impl Into<String>, measured: impl Into<String>) -> Self {
+        Self { what: what.into(), measured: measured.into(), bar: None }
+    }
+
+    /// Something that must be so.
+    pub(crate) fn must(self, bar: impl Into<String>, is_met: bool) -> Self {
+        Self { bar: Some((bar.into(), is_met)), ..self }
+    }
+}
+
+/// Prints the table; the exit code is 1 when a bar was missed.
+pub(crate) fn conclude(title: &str, cores: Cores, lines: &[Line]) -> ExitCode {
+    let place = match cores {
+        Cores { proxy: Some(proxy), load: Some(load) } => {
+            format!("proxy on core {proxy}, load and upstream on core {load}")
+        }
+        _ => "not pinned".to_owned(),
+    };
+    println!("\n{title}; {place}\n");
+    let width = |of: fn(&Line) -> &str| lines.iter().map(|line| of(line).len()).max().unwrap_or_default();
+    let (what, measured) = (width(|line| &line.what), width(|line| &line.measured));
+    for line in lines {
+        let bar = line.bar.as_ref().map_or(String::new(), |(bar, is_met)| {
+            format!("{}  {bar}", if *is_met { "met   " } else { "MISSED" })
+        });
+        println!("{}", format!("{:what$}  {:measured$}  {bar}", line.what, line.measured).trim_end());
+    }
+    let is_missed = lines.iter().any(|line| line.bar.as_ref().is_some_and(|(_, is_met)| !is_met));
+    if is_missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Runs a benchmark on one thread; what it says, or an error in words.
+pub(crate) fn run(cores: Cores, work: impl Future<Output = io::Result<ExitCode>>) -> ExitCode {
+    cores.pin_load();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.and_then(|runtime| runtime.block_on(work)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
