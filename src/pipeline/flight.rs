@@ -6,6 +6,7 @@
 //! out to be too large, a stream, or for one pair of eyes sends them on their own ways.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -47,7 +48,7 @@ struct Goods {
 pub async fn join(errand: Errand) -> Result<Found, Error> {
     let key = match key(&errand).await {
         Ok(Some(key)) => key,
-        Ok(None) => return pursue(&errand).await,
+        Ok(None) => return alone(&errand).await,
         Err(error) => return fall_back(&errand, Err(error)).await,
     };
     loop {
@@ -67,12 +68,17 @@ pub async fn join(errand: Errand) -> Result<Found, Error> {
                     errand.lane.metrics().coalesced();
                     return shared.map(Found::whole);
                 }
-                None => return pursue(&errand).await,
+                None => return alone(&errand).await,
             },
-            Landing::Alone => return pursue(&errand).await,
+            Landing::Alone => return alone(&errand).await,
             Landing::Again => {}
         }
     }
+}
+
+/// Boxed: hundreds may wait for one flight, and few ever need the room of one.
+fn alone(errand: &Errand) -> Pin<Box<impl Future<Output = Result<Found, Error>>>> {
+    Box::pin(pursue(errand))
 }
 
 /// What decides, beside the credentials, whether one call's answer does for another: how it may be coded, which part
@@ -316,5 +322,19 @@ async fn until_deadline<T>(errand: &Errand, work: impl Future<Output = T>) -> Re
             errand.call.progress.decide(Fate::Expired);
             Err(deadline.exceeded(Stage::Head))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There may be hundreds for each flight.
+    #[test]
+    fn the_room_of_a_follower_is_that_of_its_waiting() {
+        fn room<F: Future>(_: impl Fn(Errand) -> F) -> usize {
+            size_of::<F>()
+        }
+        assert!(room(join) <= 2048, "{} bytes", room(join));
     }
 }

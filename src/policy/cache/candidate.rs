@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
 
+use super::directives::ResponseControl;
 use super::entry::{Entry, Head};
 use super::room::Room;
 use super::store::Store;
@@ -41,7 +42,12 @@ impl Candidate {
         if length.is_some_and(|length| length > cfg.max_body as u64) {
             return None;
         }
-        let head = Head::of(asked, status, answer, has_credential, times);
+        // Most answers that are not kept say so aloud, and then nothing has to be copied first.
+        let control = ResponseControl::of(answer);
+        if control.no_store && !control.must_understand {
+            return None;
+        }
+        let head = Head::of(asked, status, answer, control, has_credential, times);
         if !head.may_be_kept() {
             return None;
         }

@@ -43,15 +43,15 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads what counts and copies what is kept.
+    /// Reads what counts and copies what is kept. `control` is the answer's.
     pub(super) fn of(
         asked: Asked<'_>,
         status: StatusCode,
         answer: &HeaderMap,
+        mut control: ResponseControl,
         is_private: bool,
         times: Times,
     ) -> Self {
-        let mut control = ResponseControl::of(answer);
         let headers = kept_fields(answer, &control, is_private, times);
         control.forget_fields();
         Self {
@@ -182,7 +182,8 @@ impl Entry {
         if !answer.headers.contains_key(header::DATE) {
             headers.remove(header::DATE);
         }
-        let head = Head::of(asked, self.head.status, &headers, self.head.is_private, times);
+        let control = ResponseControl::of(&headers);
+        let head = Head::of(asked, self.head.status, &headers, control, self.head.is_private, times);
         Some(Self::new(head, self.body.clone()))
     }
 
