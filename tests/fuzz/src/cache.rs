@@ -37,8 +37,14 @@ fn check(data: &[u8]) {
     let mut parts = text.splitn(3, "\n\n").map(|part| fields(part.as_bytes()));
     let [request, answer, news] = [(); 3].map(|()| parts.next().unwrap_or_default());
     let target = PathAndQuery::from_static("/a/b?c");
-    let place =
-        Place { scheme: Scheme::Http, authority: "localhost:80", host: b"", passage: &Passage::NONE, pinned: None, target: &target };
+    let place = Place {
+        scheme: Scheme::Http,
+        authority: "localhost:80",
+        host: b"",
+        passage: &Passage::NONE,
+        pinned: None,
+        target: &target,
+    };
     let asked = Asked { method: &Method::GET, place, headers: &request };
     let cfg = Cache {
         ttl: Some(Duration::from_secs(7)),
