@@ -28,7 +28,7 @@ use tokio::time::Instant;
 mod process;
 
 pub(crate) use process::Cores;
-use process::{Server, cpu_of, cpu_of_all, free_ports, raise_file_limit};
+use process::{Server, cpu_of, free_ports, raise_file_limit, ticks};
 
 /// A running hedgerow; ends when dropped.
 pub(crate) struct Proxy {
@@ -225,4 +225,12 @@ pub(crate) fn run(cores: Cores, work: impl Future<Output = io::Result<ExitCode>>
             ExitCode::FAILURE
         }
     }
+}
+
+/// CPU time that all processes of the machine have had so far, and what it has lost to others beside it.
+fn cpu_of_all() -> io::Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let all = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
+    // The fourth and fifth are idleness.
+    Ok(ticks(all.enumerate().filter(|(place, _)| !matches!(place, 3 | 4)).map(|(_, ticks)| ticks)))
 }

@@ -112,15 +112,8 @@ pub fn cpu_of(process: u32) -> io::Result<Duration> {
     Ok(ticks(after_name.split_whitespace().skip(11).take(2)))
 }
 
-/// CPU time that all processes of the machine have had so far, and what it has lost to others beside it.
-pub fn cpu_of_all() -> io::Result<Duration> {
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    let all = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
-    // The fourth and fifth are idleness.
-    Ok(ticks(all.enumerate().filter(|(place, _)| !matches!(place, 3 | 4)).map(|(_, ticks)| ticks)))
-}
-
-fn ticks<'a>(fields: impl Iterator<Item = &'a str>) -> Duration {
+/// A number of clock ticks as a time, the sum of `fields`.
+pub fn ticks<'a>(fields: impl Iterator<Item = &'a str>) -> Duration {
     let ticks: u64 = fields.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
