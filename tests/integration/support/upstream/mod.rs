@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncWriteExt, BufReader, copy, sink};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
@@ -49,6 +49,8 @@ pub struct Upstream {
     exchanges: mpsc::UnboundedReceiver<Exchange>,
     accepting: JoinHandle<()>,
     connections: Arc<Mutex<JoinSet<()>>>,
+    /// Keeps the port from being given to another test when nobody listens there any more.
+    held: Option<TcpSocket>,
 }
 
 /// How an [`Upstream`] shall listen; made by [`Upstream::on`].
@@ -87,7 +89,7 @@ impl Setup {
         let host = Arc::new(Host { record: Arc::clone(&record), tls: self.tls, script, exchanges: sender });
         let connections = Arc::new(Mutex::new(JoinSet::new()));
         let accepting = tokio::spawn(host.accept(listener, Arc::clone(&connections)));
-        Upstream { address, record, exchanges, accepting, connections }
+        Upstream { address, record, exchanges, accepting, connections, held: None }
     }
 }
 
@@ -203,10 +205,16 @@ impl Upstream {
         self.record.handshakes.lock().clone()
     }
 
-    /// Stops listening; open connections live on. Later connections are refused.
+    /// Stops listening; open connections live on. Later connections are refused: the port stays this upstream's, or
+    /// the next one to ask for a port might get it, and the requests that are to fail.
     pub async fn stop_listening(&mut self) {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
+        let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        let socket = socket.expect("a socket");
+        socket.set_reuseaddr(true).expect("a socket takes the option");
+        socket.bind(self.address).expect("the port has just been left");
+        self.held = Some(socket);
     }
 }
 
