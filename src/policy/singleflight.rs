@@ -23,7 +23,7 @@ use tokio::task::AbortHandle;
 
 use super::identity::Key;
 
-/// The flights under way: at most as many as there are calls.
+/// The flights under way: at most as many as there are calls and renewals, which are bounded too.
 pub struct Flights<T> {
     map: Arc<DashMap<Key, Arc<Flight<T>>>>,
 }
