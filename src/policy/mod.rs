@@ -33,6 +33,7 @@ pub mod hedge;
 pub mod identity;
 pub mod rate_limit;
 pub mod retry;
+pub mod room;
 pub mod singleflight;
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use http::{Method, StatusCode};
 
 use super::directives::ResponseControl;
 use super::entry::{Entry, Head};
-use super::room::Room;
 use super::store::Store;
 use super::{Asked, Times};
 use crate::config::Cache;
+use crate::policy::room::Room;
 use crate::wire::event_stream;
 
 /// An answer that will be kept when it comes to its end. Dropped before, it leaves nothing.

@@ -33,7 +33,6 @@ mod directives;
 mod entry;
 mod freshness;
 mod invalidation;
-mod room;
 mod store;
 mod variant;
 mod verdict;

@@ -23,9 +23,9 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use super::entry::Entry;
-use super::room::{Allowance, Room};
 use super::verdict::Why;
 use crate::policy::identity::Key;
+use crate::policy::room::{Allowance, Room};
 
 /// Answers of one key that differ by what `Vary` names.
 const VARIANTS: usize = 16;

@@ -1,35 +1,34 @@
-//! Memory for answers on their way in.
+//! Memory for bodies that are held until they are whole.
 //!
-//! A store's own bound knows an answer once it is whole. Until then its body lies beside the store, and three
-//! hundred slow answers at once would be three hundred megabytes whatever the bound. So they share a second
-//! allowance of the same size, and an answer that finds none left passes on unkept. One allowance for both was
-//! rejected: the map gives nothing back on demand, so a full store would never take anything new.
+//! However small the bound of one body, a thousand at once are a thousand times that. So all that are held for
+//! one purpose share an allowance, and a body that finds none left is not held: what that means is for its
+//! owner to say.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What all answers on their way into one store may hold together.
-#[derive(Debug)]
-pub(super) struct Allowance {
+/// What all bodies of one purpose may hold together.
+#[derive(Debug, Clone)]
+pub struct Allowance {
     taken: Arc<AtomicU64>,
     most: u64,
 }
 
 impl Allowance {
     /// Of so many bytes.
-    pub(super) fn new(most: u64) -> Self {
+    pub fn new(most: u64) -> Self {
         Self { taken: Arc::default(), most }
     }
 
     /// A share of it, empty as yet.
-    pub(super) fn share(&self) -> Room {
+    pub fn share(&self) -> Room {
         Room { taken: self.taken.clone(), most: self.most, own: 0 }
     }
 }
 
-/// One answer's share of an [`Allowance`]. Dropped, it gives back what it took.
+/// One body's share of an [`Allowance`]. Dropped, it gives back what it took.
 #[derive(Debug)]
-pub(super) struct Room {
+pub struct Room {
     taken: Arc<AtomicU64>,
     most: u64,
     own: u64,
@@ -38,7 +37,7 @@ pub(super) struct Room {
 impl Room {
     /// Takes so many bytes more. `false`: there are not as many left, and none is taken.
     #[must_use]
-    pub(super) fn take(&mut self, bytes: usize) -> bool {
+    pub fn take(&mut self, bytes: usize) -> bool {
         let bytes = bytes as u64;
         let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.most);
         let is_taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
