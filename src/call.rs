@@ -134,6 +134,7 @@ pub struct Progress {
     connection: AtomicU64,
     is_final: AtomicBool,
     was_pushed_back: AtomicBool,
+    is_unawaited: AtomicBool,
     tried: Mutex<Vec<Tried>>,
 }
 
@@ -199,6 +200,17 @@ impl Progress {
             f if f == Fate::Superseded as u8 => Fate::Superseded,
             _ => Fate::ClientLeft,
         }
+    }
+
+    /// What still runs is about to be dropped since nobody needs its answer any more.
+    pub fn give_way(&self) {
+        self.is_unawaited.store(true, Ordering::Relaxed);
+        self.decide(Fate::Superseded);
+    }
+
+    /// Whether it was given up since nobody needed its answer any more.
+    pub fn has_given_way(&self) -> bool {
+        self.is_unawaited.load(Ordering::Relaxed)
     }
 
     /// Counts an attempt that is sent; the first is 1.

@@ -20,6 +20,8 @@ use tokio::time::Instant;
 pub enum Error {
     /// The request breaks a rule of HTTP or of the proxy; the text names it.
     InvalidRequest(&'static str),
+    /// The same of what a fan-out asks for; the text names the place in it.
+    InvalidFanOut(Arc<str>),
     /// The client ended its connection within the request's body. Whoever still reads is told 400, as
     /// for any bad request; the accounts know a client that left.
     BodyBrokenOff,
@@ -37,6 +39,11 @@ pub enum Error {
     Misdirected,
     /// The request is for hedgerow itself, and there is nothing at that path.
     NotFound,
+    /// The request is for an endpoint of hedgerow's that takes other methods.
+    MethodNotAllowed {
+        /// Those that it takes, as `Allow` says it (RFC 9110 section 10.2.1).
+        allow: &'static str,
+    },
     /// The caller wants a kept answer alone, and there is none (RFC 9111 section 5.2.1.7).
     NotCached,
     /// The egress guard refuses the host or its address; the text names the rule.
@@ -164,6 +171,10 @@ pub enum Bound {
     AttemptTimeout,
     /// `stream_idle` of the policy.
     StreamIdle,
+    /// `deadline_ms` of the fan-out that the call is part of, or what bounds that as a whole.
+    FanOut,
+    /// `timeout_ms` of the call in its fan-out.
+    FanOutCall,
 }
 
 impl Bound {
@@ -177,6 +188,8 @@ impl Bound {
             Self::Max => "deadline.max",
             Self::AttemptTimeout => "attempt_timeout",
             Self::StreamIdle => "stream_idle",
+            Self::FanOut => "the fan-out's deadline",
+            Self::FanOutCall => "timeout_ms",
         }
     }
 
@@ -184,7 +197,7 @@ impl Bound {
     pub fn is_policy(self) -> bool {
         match self {
             Self::Default | Self::Max | Self::AttemptTimeout | Self::StreamIdle => true,
-            Self::Header | Self::Grpc | Self::SdkHint => false,
+            Self::Header | Self::Grpc | Self::SdkHint | Self::FanOut | Self::FanOutCall => false,
         }
     }
 }
@@ -240,7 +253,7 @@ impl Error {
     /// The word for JSON, metrics and log.
     pub fn word(&self) -> &'static str {
         match self {
-            Self::InvalidRequest(_) | Self::BodyBrokenOff => "invalid_request",
+            Self::InvalidRequest(_) | Self::InvalidFanOut(_) | Self::BodyBrokenOff => "invalid_request",
             Self::InvalidDeadline(_) => "invalid_deadline",
             Self::BodyTooLarge => "body_too_large",
             Self::UriTooLong => "uri_too_long",
@@ -248,6 +261,7 @@ impl Error {
             Self::RequestTimeout => "request_timeout",
             Self::Misdirected => "misdirected",
             Self::NotFound => "not_found",
+            Self::MethodNotAllowed { .. } => "method_not_allowed",
             Self::NotCached => "not_cached",
             Self::EgressDenied { .. } => "egress_denied",
             Self::RateLimited { .. } => "rate_limited",
@@ -272,15 +286,17 @@ impl Error {
     /// The status that the caller gets.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::InvalidRequest(_) | Self::BodyBrokenOff | Self::InvalidDeadline(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::InvalidRequest(_)
+            | Self::InvalidFanOut(_)
+            | Self::BodyBrokenOff
+            | Self::InvalidDeadline(_) => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UriTooLong => StatusCode::URI_TOO_LONG,
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Self::NotFound => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::EgressDenied { .. } => StatusCode::FORBIDDEN,
             Self::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::CircuitOpen { .. } | Self::BulkheadFull | Self::ShuttingDown => {
@@ -305,6 +321,7 @@ impl Error {
     pub fn proxy_status(&self) -> &'static str {
         match self {
             Self::InvalidRequest(_)
+            | Self::InvalidFanOut(_)
             | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)
             | Self::BodyTooLarge
@@ -313,6 +330,7 @@ impl Error {
             | Self::RequestTimeout
             | Self::Misdirected
             | Self::NotFound
+            | Self::MethodNotAllowed { .. }
             | Self::NotCached
             | Self::RateLimited { .. } => "http_request_error",
             Self::EgressDenied { by_address: true, .. } => "destination_ip_prohibited",
@@ -353,6 +371,7 @@ impl Error {
             | Self::UpstreamIncomplete(_)
             | Self::DeadlineExceeded { bound: Bound::AttemptTimeout, .. } => true,
             Self::InvalidRequest(_)
+            | Self::InvalidFanOut(_)
             | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)
             | Self::BodyTooLarge
@@ -361,6 +380,7 @@ impl Error {
             | Self::RequestTimeout
             | Self::Misdirected
             | Self::NotFound
+            | Self::MethodNotAllowed { .. }
             | Self::NotCached
             | Self::EgressDenied { .. }
             | Self::CircuitOpen { .. }
@@ -377,6 +397,7 @@ impl Error {
     pub fn origin(&self) -> Origin {
         match self {
             Self::InvalidRequest(_)
+            | Self::InvalidFanOut(_)
             | Self::BodyBrokenOff
             | Self::InvalidDeadline(_)
             | Self::BodyTooLarge
@@ -385,6 +406,7 @@ impl Error {
             | Self::RequestTimeout
             | Self::Misdirected
             | Self::NotFound
+            | Self::MethodNotAllowed { .. }
             | Self::NotCached
             | Self::EgressDenied { .. }
             | Self::Loop => Origin::Request,
@@ -438,7 +460,7 @@ impl Error {
     /// The problem's `title`: the same for every occurrence.
     pub fn title(&self) -> &'static str {
         match self {
-            Self::InvalidRequest(_) | Self::BodyBrokenOff => "invalid request",
+            Self::InvalidRequest(_) | Self::InvalidFanOut(_) | Self::BodyBrokenOff => "invalid request",
             Self::InvalidDeadline(_) => "invalid deadline",
             Self::BodyTooLarge => "body too large",
             Self::UriTooLong => "request target too long",
@@ -446,6 +468,7 @@ impl Error {
             Self::RequestTimeout => "request head too slow",
             Self::Misdirected => "misdirected request",
             Self::NotFound => "no such endpoint",
+            Self::MethodNotAllowed { .. } => "method not allowed",
             Self::NotCached => "not cached",
             Self::EgressDenied { .. } => "egress denied",
             Self::RateLimited { .. } => "rate limited",
@@ -471,6 +494,7 @@ impl Error {
     pub fn detail(&self, upstream: &str, now: Instant) -> String {
         match self {
             Self::InvalidRequest(what) | Self::InvalidDeadline(what) => (*what).into(),
+            Self::InvalidFanOut(what) => what.to_string(),
             Self::BodyBrokenOff => "the request body broke off before its end".into(),
             Self::BodyTooLarge => "the request body is larger than this endpoint takes".into(),
             Self::UriTooLong => "the request target is longer than limits.target allows".into(),
@@ -480,6 +504,7 @@ impl Error {
             Self::RequestTimeout => "the request head did not arrive within limits.header_timeout".into(),
             Self::Misdirected => "the request names another host than its tunnel".into(),
             Self::NotFound => "hedgerow has no endpoint at this path".into(),
+            Self::MethodNotAllowed { allow } => format!("this endpoint takes {allow}"),
             Self::NotCached => "the request is only-if-cached, and no answer to it is kept".into(),
             Self::EgressDenied { rule, .. } => format!("refused by {rule}"),
             Self::RateLimited { retry_at } => {

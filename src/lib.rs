@@ -60,6 +60,8 @@ pub mod respond;
 
 pub mod pipeline;
 
+pub mod fanout;
+
 pub mod listen;
 
 pub mod admin;

@@ -66,6 +66,7 @@ fn limits(limits: &Limits) -> Value {
         "streams": limits.streams,
         "replay_total": text(ByteSize(limits.replay_total)),
         "upstreams": limits.upstreams,
+        "fanout_body": text(ByteSize(limits.fanout_body)),
     })
 }
 

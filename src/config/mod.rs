@@ -140,6 +140,8 @@ pub struct Limits {
     pub replay_total: usize,
     /// Upstreams (host:port) that are remembered at once.
     pub upstreams: usize,
+    /// Bytes of the body of a fan-out request.
+    pub fanout_body: usize,
 }
 
 /// Name resolution.
@@ -536,6 +538,18 @@ pub struct Deadline {
     pub hints: bool,
     /// Tell an Envoy upstream in `x-envoy-expected-rq-timeout-ms`.
     pub tell_envoy: bool,
+}
+
+impl Deadline {
+    /// What holds where a policy says nothing.
+    pub const BUILT_IN: Self = Self {
+        default: Duration::from_secs(30),
+        max: Duration::from_secs(15 * 60),
+        reserve: Duration::from_millis(50),
+        covers: Covers::Auto,
+        hints: true,
+        tell_envoy: false,
+    };
 }
 
 /// What a deadline ends with.

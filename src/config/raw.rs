@@ -197,7 +197,7 @@ keys! {
         replay_total: Unit<ByteSize>,
         /// Upstreams (host and port) that are remembered at once. Default: 10000.
         upstreams: usize,
-        /// Size of a fan-out request. Not supported yet.
+        /// Size of the body of a fan-out request. Default: 1MiB.
         fanout_body: Unit<ByteSize>,
     }
 }

@@ -14,13 +14,10 @@ enum But {
     Off,
     /// `100%`.
     All,
-    /// Nothing.
-    Nothing,
 }
 
 const TOP: &[(&[&str], But)] = &[
     (&["shared_state"], But::Off),
-    (&["limits", "fanout_body"], But::Nothing),
     (&["telemetry", "otlp"], But::Off),
     (&["telemetry", "sample"], But::All),
 ];
@@ -51,7 +48,7 @@ fn refuse_in(section: &mut Node, at: &Path, keys: &[(&[&str], But)], problems: &
         if !but.takes(value) {
             let what = match but {
                 But::Off => "not supported yet; leave it out or write `off`",
-                But::All | But::Nothing => "not supported yet; leave it out",
+                But::All => "not supported yet; leave it out",
             };
             let (place, _) = section.locate(&path);
             problems.push(Problem::error(place, at.join(&path), what));
@@ -70,7 +67,6 @@ impl But {
         match self {
             Self::Off => is_off,
             Self::All => matches!(value, Value::Null) || matches!(value, Value::Text(text) if text == "100%"),
-            Self::Nothing => matches!(value, Value::Null),
         }
     }
 }

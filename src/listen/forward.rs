@@ -11,6 +11,7 @@ use super::connection::{Inbound, Reply, Takeover, Way};
 use crate::call::{InterimSink, RequestId, has_body};
 use crate::config::Config;
 use crate::error::Error;
+use crate::fanout;
 use crate::pipeline::answer::{self, Answer, AnswerBody};
 use crate::pipeline::found::Note;
 use crate::pipeline::ledger::Ledger;
@@ -46,6 +47,10 @@ pub async fn answer(
                 Err(refused) => Reply::Answer(refused),
             };
         }
+        Ok(Checked::FanOut) => {
+            let answered = fanout::answer(&inbound.proxy, config, request, arrival, ledger);
+            return Reply::Answer(Box::pin(answered).await);
+        }
         Ok(Checked::Own) => return Reply::Answer(own(&request, ledger)),
         Err(error) => return Reply::Answer(answer::refuse(error, ledger, None)),
     };
@@ -63,6 +68,7 @@ pub async fn answer(
         pinned: inbound.way.pinned(),
         config,
         arrival,
+        within: None,
         interim,
     };
     match journey(&inbound.proxy, intake, ledger).await {
@@ -90,6 +96,8 @@ enum Checked {
     Forward(String, Scheme),
     /// A CONNECT.
     Tunnel(Authority),
+    /// An endpoint of the proxy's own.
+    FanOut,
     /// The proxy itself is asked (RFC 9110 section 7.6.2).
     Own,
 }
@@ -120,7 +128,10 @@ fn check(inbound: &Inbound, config: &Config, request: &Request<IncomingBody>) ->
         Way::Proxy => {
             let dialer = inbound.proxy.registry().dialer();
             if dialer.is_named_own(target.authority, target.scheme.default_port()) {
-                return Err(Error::NotFound);
+                return match fanout::serves(request.uri().path()) {
+                    true => Ok(Checked::FanOut),
+                    false => Err(Error::NotFound),
+                };
             }
             Ok(Checked::Forward(target.authority.to_owned(), target.scheme))
         }

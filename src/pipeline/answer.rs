@@ -37,6 +37,8 @@ pub enum AnswerBody {
     Full(Option<Bytes>),
     /// An upstream's, streamed.
     Stream(Box<Streaming>),
+    /// One of hedgerow's own, made as it goes out.
+    Made(Pin<Box<dyn Body<Data = Bytes, Error = Error> + Send>>),
 }
 
 impl AnswerBody {
@@ -54,6 +56,13 @@ impl AnswerBody {
     pub fn withhold(&mut self) {
         if let Self::Full(content) = self {
             *content = None;
+        }
+    }
+
+    /// The reader has what it wants, and gives up the rest.
+    pub fn suffices(self) {
+        if let Self::Stream(mut streaming) = self {
+            streaming.ledger.complete();
         }
     }
 }
@@ -436,6 +445,7 @@ impl Body for AnswerBody {
         match &mut *self {
             Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Stream(streaming) => streaming.poll_frame(cx),
+            Self::Made(body) => body.as_mut().poll_frame(cx),
         }
     }
 
@@ -443,6 +453,7 @@ impl Body for AnswerBody {
         match self {
             Self::Full(bytes) => bytes.is_none(),
             Self::Stream(streaming) => matches!(streaming.source, Source::Over) && streaming.broken.is_none(),
+            Self::Made(body) => body.is_end_stream(),
         }
     }
 
@@ -450,6 +461,7 @@ impl Body for AnswerBody {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Self::Stream(streaming) => streaming.source.size_hint(),
+            Self::Made(body) => body.size_hint(),
         }
     }
 }

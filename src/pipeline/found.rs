@@ -16,7 +16,7 @@ use super::record::Recorder;
 use super::tail::Tail;
 use crate::policy::deadline::Deadline;
 use crate::respond::headers::{CacheStatus, HedgeEnd};
-use crate::telemetry::metrics::StandIn;
+use crate::telemetry::metrics::{Source, StandIn};
 use crate::wire::hop_by_hop;
 
 /// An answer that is not on its way to the client yet.
@@ -84,15 +84,14 @@ pub struct Note {
 }
 
 impl Note {
-    /// Where the answer comes from, for the log.
-    pub fn source(self, hedge: Option<HedgeEnd>) -> &'static str {
+    /// Where the answer comes from.
+    pub fn source(self, hedge: Option<HedgeEnd>) -> Source {
         match (self.stand_in, self.cache) {
-            (Some(StandIn::Static), _) => "degraded",
-            (Some(stand_in), _) => stand_in.word(),
-            (None, Some(CacheStatus::Hit { .. })) => "cache",
-            (None, Some(CacheStatus::Forwarded { collapsed: true, .. })) => "collapsed",
-            (None, _) if hedge == Some(HedgeEnd::Won) => "hedge",
-            (None, _) => "primary",
+            (Some(stand_in), _) => stand_in.into(),
+            (None, Some(CacheStatus::Hit { .. })) => Source::Cache,
+            (None, Some(CacheStatus::Forwarded { collapsed: true, .. })) => Source::Collapsed,
+            (None, _) if hedge == Some(HedgeEnd::Won) => Source::Hedge,
+            (None, _) => Source::Primary,
         }
     }
 }
@@ -169,6 +168,15 @@ impl Found {
             Self::Live(live) => live.head.response.headers(),
             Self::Led(led) => led.response.headers(),
             Self::Whole(whole) => whole.response.headers(),
+        }
+    }
+
+    /// Where it comes from.
+    pub fn source(&self) -> Source {
+        match self {
+            Self::Live(live) => live.note.source(live.hedge),
+            Self::Led(led) => led.note.source(led.hedge),
+            Self::Whole(whole) => whole.note.source(whole.hedge),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::policy::deadline::Arrival;
 use crate::respond::headers::HedgeEnd;
 use crate::telemetry::log::{AccessRecord, path_of};
-use crate::telemetry::metrics::{HedgeOutcome, Outcome, UpstreamMetrics};
+use crate::telemetry::metrics::{HedgeOutcome, Outcome, Source, UpstreamMetrics};
 use crate::upstream::registry::Lane;
 
 /// nginx's code for a client that left before its answer was complete.
@@ -38,11 +38,12 @@ pub struct Ledger {
     outcome: Outcome,
     error: Option<Error>,
     hedge: Option<HedgeEnd>,
-    source: Option<&'static str>,
+    source: Option<Source>,
     is_stand_in: bool,
     head_after: Option<Duration>,
     end: Option<Instant>,
     bytes_out: u64,
+    is_own: bool,
     is_void: bool,
 }
 
@@ -68,6 +69,7 @@ impl Ledger {
             head_after: None,
             end: None,
             bytes_out: 0,
+            is_own: false,
             is_void: false,
         }
     }
@@ -115,6 +117,12 @@ impl Ledger {
         self.lane = Some(lane.clone());
     }
 
+    /// Hedgerow itself answers, at this path. Then it is no request to any upstream, and not counted as one.
+    pub fn is_served_here(&mut self, path: &str) {
+        self.is_own = true;
+        self.path = Some(path_of(path));
+    }
+
     /// The call ends at `end` at the latest.
     pub fn bounded_by(&mut self, end: Option<Instant>) {
         self.end = end;
@@ -124,9 +132,9 @@ impl Ledger {
     pub fn answers(&mut self, status: StatusCode, hedge: Option<HedgeEnd>, note: Note, now: Instant) {
         self.code = status.as_u16();
         self.hedge = hedge;
-        self.source = Some(note.source(hedge));
+        self.source = (!self.is_own).then(|| note.source(hedge));
         self.is_stand_in = note.stand_in.is_some();
-        self.head_after = Some(now.saturating_duration_since(self.arrival.now));
+        self.head_after = (!self.is_own).then(|| now.saturating_duration_since(self.arrival.now));
     }
 
     /// Bytes of the body have been passed on.
@@ -201,8 +209,8 @@ impl Ledger {
             queue: Some(self.progress.queue_time()).filter(|wait| !wait.is_zero()),
             upstream_time: self.head_after,
             deadline: self.end.map(|end| end.saturating_duration_since(self.arrival.now)),
-            attempts: Some(self.progress.attempts()),
-            source: self.source,
+            attempts: (!self.is_own).then(|| self.progress.attempts()),
+            source: self.source.map(Source::word),
             hedge: self.hedge.map(|end| match end {
                 HedgeEnd::Won => HedgeOutcome::Won,
                 HedgeEnd::Lost => HedgeOutcome::Lost,
@@ -215,10 +223,16 @@ impl Ledger {
 
 impl Drop for Ledger {
     fn drop(&mut self) {
+        if self.outcome == Outcome::ClientLeft && self.progress.has_given_way() {
+            self.outcome = Outcome::NotAwaited;
+        }
         if !self.is_void {
             let elapsed = Instant::now().saturating_duration_since(self.arrival.now);
-            let code = if self.outcome == Outcome::ClientLeft { CLIENT_LEFT } else { self.code };
-            self.metrics().request(code, self.outcome, elapsed);
+            let is_whole = !matches!(self.outcome, Outcome::ClientLeft | Outcome::NotAwaited);
+            let code = if is_whole { self.code } else { CLIENT_LEFT };
+            if !self.is_own {
+                self.metrics().request(code, self.outcome, elapsed);
+            }
             let form = match &self.lane {
                 Some(lane) => lane.config().telemetry.access_log,
                 None => self.proxy.snapshot().telemetry.access_log,

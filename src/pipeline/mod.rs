@@ -41,6 +41,8 @@ use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+
 use self::answer::{Answer, Upgraded};
 use self::errand::Errand;
 use self::found::Found;
@@ -49,6 +51,7 @@ pub use self::proxy::Proxy;
 use self::recall::Recalled;
 use crate::call::InterimSink;
 use crate::config::Config;
+use crate::error::Error;
 use crate::policy::deadline::{Arrival, Deadline};
 use crate::upstream::egress;
 use crate::wire::incoming::IncomingBody;
@@ -82,13 +85,31 @@ pub struct Intake {
     pub config: Arc<Config>,
     /// When it arrived.
     pub arrival: Arrival,
+    /// The deadline of what the call is a part of.
+    pub within: Option<Deadline>,
     /// Where interim answers go.
     pub interim: Option<Arc<dyn InterimSink>>,
 }
 
 /// Takes a request from its arrival to the head of its answer. Dropping the future cancels all that
 /// the call alone was waiting for, requests at upstreams included.
-pub async fn journey(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> Arrived {
+pub fn journey(proxy: &Arc<Proxy>, intake: Intake, ledger: Ledger) -> impl Future<Output = Arrived> + Send {
+    // An async function around it would hold all that it moves twice.
+    travel(proxy, intake, ledger).map(Travelled::deliver)
+}
+
+/// Where a request stands when all that is left is to deliver what has been found for it.
+pub struct Travelled {
+    /// The answer, or why there is none.
+    pub found: Result<Found, Error>,
+    /// Bounds the delivery too.
+    pub deadline: Option<Deadline>,
+    /// The request's account.
+    pub ledger: Ledger,
+}
+
+/// The journey up to its last step. Dropping the future cancels as with [`journey`].
+pub async fn travel(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> Travelled {
     let mut deadline = None;
     let travel = async {
         // 1. Target: the upstream, its policy and route, and whether the name may be called at all.
@@ -99,7 +120,8 @@ pub async fn journey(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> 
 
         // 2. Deadline: one instant for everything below.
         let policy = lane.stages().deadline.as_ref();
-        deadline = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
+        let own = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
+        deadline = [own, intake.within.clone()].into_iter().flatten().reduce(Deadline::or_earlier);
         let call = target::call(proxy, intake, &lane, target, &ledger);
         let mut errand = Errand {
             proxy: proxy.clone(),
@@ -129,17 +151,22 @@ pub async fn journey(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> 
         // 5. Tries, and 6. Fallback.
         errand::pursue(&errand).await
     };
-    let travelled = proxy.until_ending(pin!(travel)).await;
-    let end = deadline.as_ref().map(|deadline| deadline.at);
-    ledger.bounded_by(end);
+    let found = proxy.until_ending(pin!(travel)).await;
+    ledger.bounded_by(deadline.as_ref().map(|deadline| deadline.at));
+    Travelled { found, deadline, ledger }
+}
 
-    // 7. Answer: the head at once, the body as it comes.
-    match travelled {
-        Ok(Found::Live(live)) if live.is_upgrade() => {
-            Arrived::Upgraded(Box::new(answer::upgrade(live, ledger)))
+impl Travelled {
+    /// 7. Answer: the head at once, the body as it comes.
+    pub fn deliver(self) -> Arrived {
+        let Self { found, deadline, ledger } = self;
+        match found {
+            Ok(Found::Live(live)) if live.is_upgrade() => {
+                Arrived::Upgraded(Box::new(answer::upgrade(live, ledger)))
+            }
+            Ok(found) => Arrived::Answer(answer::deliver(found, deadline.as_ref(), ledger)),
+            Err(error) => Arrived::Answer(answer::refuse(error, ledger, deadline.map(|end| end.at))),
         }
-        Ok(found) => Arrived::Answer(answer::deliver(found, deadline.as_ref(), ledger)),
-        Err(error) => Arrived::Answer(answer::refuse(error, ledger, end)),
     }
 }
 

@@ -16,6 +16,7 @@ use super::feed::Gathered;
 use super::flight::Brought;
 use crate::config::Config;
 use crate::error::Error;
+use crate::policy::room::Allowance;
 use crate::policy::singleflight::Flights;
 use crate::respond::headers;
 use crate::telemetry::log::AccessLog;
@@ -27,6 +28,12 @@ use crate::wire::replay::ReplayAllowance;
 /// Kept answers that are renewed at once while their stale ones are given.
 const MOST_RENEWALS: usize = 64;
 
+/// Calls of fan-outs that run at once: more than any pod makes, and a bound on what they take together.
+const MOST_FANNED_OUT: usize = 10_000;
+
+/// Bytes that all fan-outs may hold together, requests and answers.
+const FAN_OUT_MEMORY: u64 = 256 << 20;
+
 /// What all requests of the process share.
 pub struct Proxy {
     policy: Arc<ArcSwap<Config>>,
@@ -36,6 +43,8 @@ pub struct Proxy {
     flights: Flights<Brought>,
     gathered: Arc<Gathered>,
     renewals: Arc<Semaphore>,
+    fan_out_places: Semaphore,
+    fan_out_memory: Allowance,
     metrics: Arc<Metrics>,
     default_metrics: Arc<UpstreamMetrics>,
     log: AccessLog,
@@ -70,6 +79,8 @@ impl Proxy {
             flights: Flights::new(),
             gathered: Arc::default(),
             renewals: Arc::new(Semaphore::new(MOST_RENEWALS)),
+            fan_out_places: Semaphore::new(MOST_FANNED_OUT),
+            fan_out_memory: Allowance::new(FAN_OUT_MEMORY),
             default_metrics: metrics.upstream(&"default".into()),
             metrics,
             log,
@@ -139,6 +150,16 @@ impl Proxy {
     /// Leave to renew a kept answer beside all calls; `None` when enough are being renewed.
     pub(super) fn place_for_renewal(&self) -> Option<OwnedSemaphorePermit> {
         self.renewals.clone().try_acquire_owned().ok()
+    }
+
+    /// One for each call that a fan-out has under way.
+    pub fn fan_out_places(&self) -> &Semaphore {
+        &self.fan_out_places
+    }
+
+    /// For the bodies that fan-outs hold.
+    pub fn fan_out_memory(&self) -> &Allowance {
+        &self.fan_out_memory
     }
 
     /// All metrics.

@@ -249,14 +249,8 @@ fn times(live: &Live) -> Times {
 }
 
 /// Bounds a renewal where the policy bounds nothing: there is no client whose leaving would.
-const UNBOUNDED: config::Deadline = config::Deadline {
-    default: Duration::from_secs(30),
-    max: Duration::from_secs(30),
-    reserve: Duration::ZERO,
-    covers: config::Covers::Body,
-    hints: false,
-    tell_envoy: false,
-};
+const UNBOUNDED: config::Deadline =
+    config::Deadline { covers: config::Covers::Body, ..config::Deadline::BUILT_IN };
 
 /// The same call once more, to renew a stale answer that has been given: nobody waits for it, so its deadline
 /// is the policy's own, and what the client had of the answer plays no part.

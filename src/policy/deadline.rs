@@ -120,6 +120,29 @@ impl Deadline {
         }))
     }
 
+    /// One that a fan-out sets for its calls: `left` after `arrival`, less the `reserve`.
+    pub fn after(arrival: Arrival, left: Duration, reserve: Duration, bound: Bound) -> Self {
+        Self {
+            at: arrival.now + (left - reserve.min(left / 10)),
+            bound,
+            is_callers: true,
+            told: rfc3339(arrival.wall + left),
+            grpc_end: None,
+        }
+    }
+
+    /// How long it is from `arrival`, the reserve included, as the upstream is told.
+    pub fn total(&self, arrival: Arrival) -> Duration {
+        let told = header::parse_deadline(self.told.as_bytes()).unwrap_or(arrival.wall);
+        told.duration_since(arrival.wall).unwrap_or_default()
+    }
+
+    /// The earlier of two.
+    #[must_use]
+    pub fn or_earlier(self, other: Self) -> Self {
+        if other.at < self.at { other } else { self }
+    }
+
     /// Whether the body of an answer is bounded as well as its head. By itself a deadline of the
     /// policy ends at the head of a stream, which then has `stream_idle`.
     pub fn covers_body(&self, covers: Covers, is_stream: bool) -> bool {

@@ -145,6 +145,9 @@ fn plain(error: &Error, wait: Option<Duration>, context: Context<'_>) -> Respons
     if let (Error::RateLimited { retry_at }, Some(rule)) = (error, context.rate_limit) {
         headers.extend(rate_limit::fields(rule, *retry_at, context.now));
     }
+    if let Error::MethodNotAllowed { allow } = error {
+        headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+    }
     if is_pointless(error, wait, context) {
         headers.insert(X_SHOULD_RETRY.clone(), HeaderValue::from_static("false"));
     }

@@ -40,13 +40,16 @@ const RATE_LIMITED: &str = "hedgerow_rate_limited_total";
 const COALESCED: &str = "hedgerow_coalesced_total";
 const CACHE_REQUESTS: &str = "hedgerow_cache_requests_total";
 const FALLBACKS: &str = "hedgerow_fallbacks_total";
+const FANOUT_REQUESTS: &str = "hedgerow_fanout_requests_total";
+const FANOUT_CALLS: &str = "hedgerow_fanout_calls_total";
+const FANOUT_DURATION: &str = "hedgerow_fanout_duration_seconds";
 const INTERCEPT_DECLINED: &str = "hedgerow_intercept_declined_total";
 const CONFIG_RELOADS: &str = "hedgerow_config_reloads_total";
 const CONFIG_INFO: &str = "hedgerow_config_info";
 const CONNECTIONS_OPEN: &str = "hedgerow_connections_open";
 const ACCESS_LOG_DROPPED: &str = "hedgerow_access_log_dropped_total";
 
-const COUNTERS: [(&str, &str); 14] = [
+const COUNTERS: [(&str, &str); 16] = [
     (REQUESTS, "Requests by status and by how they ended."),
     (ATTEMPTS, "Attempts at an upstream by kind and result."),
     (HEDGES, "Hedges by outcome; the suppressed ones were due and not sent."),
@@ -58,6 +61,8 @@ const COUNTERS: [(&str, &str); 14] = [
     (COALESCED, "Calls that were answered by an equal one's flight."),
     (CACHE_REQUESTS, "Calls that the cache was asked about, by what it had."),
     (FALLBACKS, "Answers that stood in for one that could not be had, by kind."),
+    (FANOUT_REQUESTS, "Fan-outs by how much of what they asked for came."),
+    (FANOUT_CALLS, "Calls of fan-outs by where the result comes from, or why there is none."),
     (INTERCEPT_DECLINED, "TLS handshakes in which a client refused the pod's certificate."),
     (CONFIG_RELOADS, "Reloads of the policy file by result."),
     (ACCESS_LOG_DROPPED, "Lines that the access log lost because nobody took them in time."),
@@ -70,9 +75,10 @@ const GAUGES: [(&str, &str); 4] = [
     (CONNECTIONS_OPEN, "Client connections by listener."),
 ];
 
-const HISTOGRAMS: [(&str, &str); 2] = [
+const HISTOGRAMS: [(&str, &str); 3] = [
     (REQUEST_DURATION, "From a request's head to the last byte of its answer."),
     (HEDGE_DELAY, "How long an attempt went without an answer before its hedge was due."),
+    (FANOUT_DURATION, "From a fan-out's head until all is known of its calls that will be."),
 ];
 
 /// From a cache's answer to the longest that a policy lets a call take by default, close together where
@@ -112,6 +118,8 @@ words! {
         Degraded => "degraded",
         /// The client went away; its status is 499.
         ClientLeft => "client_left",
+        /// Nobody needed its answer any more: another one of a fan-out did. Its status is 499 too.
+        NotAwaited => "not_awaited",
         /// A tunnel, whatever went through it.
         Tunnel => "tunnel",
     }
@@ -244,6 +252,96 @@ words! {
 }
 
 words! {
+    /// Where an answer comes from.
+    Source {
+        /// The first attempt, or a retry.
+        Primary => "primary",
+        /// A hedge.
+        Hedge => "hedge",
+        /// An equal call that was under way.
+        Collapsed => "collapsed",
+        /// A kept answer.
+        Cache => "cache",
+        /// Another upstream, which stands in.
+        Backup => "backup",
+        /// A kept answer that is no longer fresh, and stands in.
+        Stale => "stale",
+        /// A fixed answer, which stands in.
+        Degraded => "degraded",
+    }
+}
+
+impl From<StandIn> for Source {
+    fn from(stand_in: StandIn) -> Self {
+        match stand_in {
+            StandIn::Backup => Self::Backup,
+            StandIn::Stale => Self::Stale,
+            StandIn::Static => Self::Degraded,
+        }
+    }
+}
+
+words! {
+    /// How much of what a fan-out asked for came.
+    FanoutOutcome {
+        /// A result of every call that is not optional.
+        Complete => "complete",
+        /// Results of some.
+        Partial => "partial",
+        /// No result at all.
+        Empty => "empty",
+        /// The client went away first.
+        ClientLeft => "client_left",
+        /// Nothing was called: the request was refused.
+        Refused => "refused",
+    }
+}
+
+words! {
+    /// Where the result of a fan-out's call comes from, or why there is none.
+    FanoutCall {
+        /// The upstream's first attempt, or a retry.
+        Primary => "primary",
+        /// A hedge.
+        Hedge => "hedge",
+        /// An equal call that was under way.
+        Collapsed => "collapsed",
+        /// A backup of the policy or of the call.
+        Backup => "backup",
+        /// A kept answer.
+        Cache => "cache",
+        /// A kept answer that is no longer fresh.
+        Stale => "stale",
+        /// The policy's fixed answer.
+        Degraded => "degraded",
+        /// None: the fan-out's deadline struck.
+        Deadline => "deadline",
+        /// None: the breaker was open.
+        CircuitOpen => "circuit_open",
+        /// None: the upstream's own answer was not acceptable.
+        UpstreamStatus => "upstream_status",
+        /// None: enough others had come.
+        NotAwaited => "not_awaited",
+        /// None, for another reason.
+        Error => "error",
+    }
+}
+
+impl From<Source> for FanoutCall {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Primary => Self::Primary,
+            Source::Hedge => Self::Hedge,
+            Source::Collapsed => Self::Collapsed,
+            Source::Cache => Self::Cache,
+            Source::Backup => Self::Backup,
+            Source::Stale => Self::Stale,
+            Source::Degraded => Self::Degraded,
+        }
+    }
+}
+
+words! {
     /// The state that a breaker is in or comes to.
     BreakerState {
         /// Calls pass.
@@ -285,6 +383,9 @@ pub struct Metrics {
     handle: PrometheusHandle,
     /// By policy name; grows only as policies are edited.
     upstreams: RwLock<HashMap<Arc<str>, Arc<UpstreamMetrics>>>,
+    fanouts: Vec<Counter>,
+    fanout_calls: Vec<Counter>,
+    fanout_duration: Histogram,
     reloads: Vec<Counter>,
     connections: Vec<(Gauge, Arc<AtomicUsize>)>,
     access_log_dropped: Counter,
@@ -308,6 +409,13 @@ impl Metrics {
         Self {
             handle,
             upstreams: RwLock::default(),
+            fanouts: each(FanoutOutcome::ALL, |it| {
+                registry.counter(FANOUT_REQUESTS, &[("result", it.word())])
+            }),
+            fanout_calls: each(FanoutCall::ALL, |it| {
+                registry.counter(FANOUT_CALLS, &[("result", it.word())])
+            }),
+            fanout_duration: registry.histogram(FANOUT_DURATION, &[]),
             reloads,
             connections,
             access_log_dropped: registry.counter(ACCESS_LOG_DROPPED, &[]),
@@ -329,6 +437,19 @@ impl Metrics {
     /// The metrics of every upstream that any policy has named so far.
     pub fn upstreams(&self) -> Vec<Arc<UpstreamMetrics>> {
         self.upstreams.read().values().cloned().collect()
+    }
+
+    /// Counts a fan-out that has ended, with the time that it took where its calls were made.
+    pub fn fanout(&self, outcome: FanoutOutcome, elapsed: Duration) {
+        self.fanouts[outcome as usize].increment(1);
+        if outcome != FanoutOutcome::Refused {
+            self.fanout_duration.record(elapsed);
+        }
+    }
+
+    /// Counts a call of a fan-out.
+    pub fn fanout_call(&self, result: FanoutCall) {
+        self.fanout_calls[result as usize].increment(1);
     }
 
     /// Counts a reload.

@@ -12,6 +12,8 @@ use http_body::{Body, Frame, SizeHint};
 pub enum IncomingBody {
     /// There is none.
     Empty,
+    /// All here, and not passed on yet.
+    Whole(Bytes),
     /// On an HTTP/1 connection.
     Http1(hyper::body::Incoming),
     /// On an HTTP/2 stream.
@@ -87,6 +89,10 @@ impl Body for IncomingBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut *self {
             Self::Empty => Poll::Ready(None),
+            Self::Whole(bytes) => {
+                let bytes = std::mem::take(bytes);
+                Poll::Ready(Some(bytes).filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes))))
+            }
             Self::Http1(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::Http1),
             Self::Http2(body) => body.poll_frame(cx).map_err(BodyError::Http2),
         }
@@ -95,6 +101,7 @@ impl Body for IncomingBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Empty => true,
+            Self::Whole(bytes) => bytes.is_empty(),
             Self::Http1(body) => body.is_end_stream(),
             Self::Http2(body) => body.stream.is_end_stream(),
         }
@@ -103,6 +110,7 @@ impl Body for IncomingBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Empty => SizeHint::with_exact(0),
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Self::Http1(body) => body.size_hint(),
             Self::Http2(body) if body.stream.is_end_stream() => SizeHint::with_exact(0),
             Self::Http2(body) => body.left.map_or_else(SizeHint::default, SizeHint::with_exact),

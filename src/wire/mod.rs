@@ -12,6 +12,7 @@ pub mod hop_by_hop;
 pub mod incoming;
 pub mod media_type;
 pub mod outflow;
+pub mod preference;
 pub mod push_back;
 pub mod replay;
 pub mod retry_mark;

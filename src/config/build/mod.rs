@@ -162,6 +162,7 @@ impl Builder<'_> {
             streams: keys.streams.unwrap_or(100),
             replay_total: bytes(keys.replay_total, 64 << 20),
             upstreams: keys.upstreams.unwrap_or(10_000),
+            fanout_body: bytes(keys.fanout_body, 1 << 20),
         };
         let bounds = [
             ("connections", limits.connections, 1, 1_000_000),
@@ -173,6 +174,9 @@ impl Builder<'_> {
             if !(least..=most).contains(&value) {
                 self.report.error(&path.key(key), format!("expected {least} to {most}; found `{value}`"));
             }
+        }
+        if !(1 << 10..=64 << 20).contains(&limits.fanout_body) {
+            self.report.error(&path.key("fanout_body"), "expected 1KiB to 64MiB");
         }
         if !(LEAST_HEAD..=16 << 20).contains(&limits.head) {
             self.report.error(&path.key("head"), "expected 8KiB to 16MiB");

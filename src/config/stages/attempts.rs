@@ -23,9 +23,9 @@ pub(super) const MOST_ATTEMPTS: u32 = 100;
 impl Resolver<'_> {
     pub(super) fn deadline(&self, keys: &raw::Deadline) -> Deadline {
         let deadline = Deadline {
-            default: self.positive("deadline.default", keys.default, Duration::from_secs(30)),
-            max: self.positive("deadline.max", keys.max, Duration::from_secs(15 * 60)),
-            reserve: self.span(keys.reserve, Duration::from_millis(50)),
+            default: self.positive("deadline.default", keys.default, Deadline::BUILT_IN.default),
+            max: self.positive("deadline.max", keys.max, Deadline::BUILT_IN.max),
+            reserve: self.span(keys.reserve, Deadline::BUILT_IN.reserve),
             covers: match keys.covers {
                 None | Some(raw::Covers::Auto) => Covers::Auto,
                 Some(raw::Covers::Head) => Covers::Head,

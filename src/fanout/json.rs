@@ -1,0 +1,158 @@
+//! The answer as one JSON object: the summary first, so that a reader that cuts it short has read the warning,
+//! then the results in the order of the calls.
+//!
+//! Results are written one by one as the client takes them, and each gives its memory back when it has been.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{HeaderMap, HeaderValue};
+use http_body::{Body, Frame};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use tokio::time::Instant;
+
+use super::batch::{Batch, Event};
+use super::item::{CallResult, Outcome};
+use super::{JSON, millis, ok};
+use crate::error::Error;
+use crate::pipeline::answer::{Answer, AnswerBody};
+use crate::pipeline::found::Note;
+use crate::pipeline::ledger::Ledger;
+
+/// An answer up to this size goes out in one piece, and says how long it is.
+const ONE_PIECE: usize = 64 << 10;
+
+/// Runs the calls and answers with what came. Dropping the future cancels them.
+pub async fn answer(mut batch: Batch, mut ledger: Ledger) -> Answer {
+    let mut came: Vec<(usize, Box<CallResult>)> = Vec::new();
+    loop {
+        match batch.next().await {
+            Event::Settled(at, Outcome::Result(result)) => came.push((at, result)),
+            Event::Settled(_, Outcome::Missing(_)) | Event::Struck(_) => {}
+            Event::Over => break,
+        }
+    }
+    came.sort_unstable_by_key(|(at, _)| *at);
+    let language = batch.tally().language();
+    let mut head = serde_json::to_vec(&batch.summary()).unwrap_or_default();
+    // The object goes on with the results.
+    head.pop();
+    head.extend_from_slice(br#","results":{"#);
+    let size: usize = came.iter().map(|(_, result)| result.content.len()).sum();
+    let results = came.into_iter().map(|(at, result)| (batch.tally().id(at).to_owned(), result)).collect();
+    let pieces = Pieces { head: Some(head), results, is_first: true, is_over: false };
+    drop(batch);
+
+    ledger.answers(StatusCode::OK, None, Note::default(), Instant::now());
+    let body = match size <= ONE_PIECE {
+        true => {
+            let body: Vec<u8> = pieces.flatten().collect();
+            ledger.sent(body.len());
+            ledger.complete();
+            AnswerBody::full(body.into())
+        }
+        false => AnswerBody::Made(Box::pin(Written { pieces, ledger })),
+    };
+    Answer::own(ok(JSON, body, language), None)
+}
+
+/// The object's text, cut between its members.
+struct Pieces {
+    head: Option<Vec<u8>>,
+    results: VecDeque<(String, Box<CallResult>)>,
+    is_first: bool,
+    is_over: bool,
+}
+
+impl Iterator for Pieces {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        if let Some(head) = self.head.take() {
+            return Some(head);
+        }
+        if let Some((id, result)) = self.results.pop_front() {
+            let mut piece = Vec::with_capacity(1024 + result.content.len());
+            if !std::mem::take(&mut self.is_first) {
+                piece.push(b',');
+            }
+            // Text, numbers and what was JSON before always serialise.
+            let _ = serde_json::to_writer(&mut piece, &id);
+            piece.push(b':');
+            let _ = serde_json::to_writer(&mut piece, &*result);
+            return Some(piece);
+        }
+        (!std::mem::replace(&mut self.is_over, true)).then(|| b"}}".to_vec())
+    }
+}
+
+/// The object on its way to the client.
+struct Written {
+    pieces: Pieces,
+    ledger: Ledger,
+}
+
+impl Body for Written {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let piece = self.pieces.next();
+        match &piece {
+            Some(piece) => self.ledger.sent(piece.len()),
+            None => self.ledger.complete(),
+        }
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece.into()))))
+    }
+}
+
+impl Serialize for CallResult {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        self.serialize_into(&mut map)?;
+        map.end()
+    }
+}
+
+impl CallResult {
+    /// Its keys.
+    pub(super) fn serialize_into<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        map.serialize_entry("status", &self.status.as_u16())?;
+        map.serialize_entry("source", self.source.word())?;
+        map.serialize_entry("elapsed_ms", &millis(self.elapsed))?;
+        if self.is_truncated {
+            map.serialize_entry("truncated", &true)?;
+        }
+        map.serialize_entry("headers", &Fields(&self.headers))?;
+        self.content.serialize(&self.headers, map)
+    }
+}
+
+/// Fields by their names: a text, or a list of them for a name that came more than once.
+struct Fields<'a>(&'a HeaderMap);
+
+impl Serialize for Fields<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.keys_len()))?;
+        for name in self.0.keys() {
+            let values: Vec<_> = self.0.get_all(name).iter().map(text).collect();
+            match &*values {
+                [only] => map.serialize_entry(name.as_str(), only)?,
+                all => map.serialize_entry(name.as_str(), all)?,
+            }
+        }
+        map.end()
+    }
+}
+
+/// What is no UTF-8 loses the bytes that are none.
+fn text(value: &HeaderValue) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(value.as_bytes())
+}

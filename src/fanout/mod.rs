@@ -1,0 +1,216 @@
+//! `POST /v1/fanout`: a list of calls, and one answer with whatever of it has come by one deadline.
+//!
+//! An agent that asks fifteen tools one by one, or waits for the slowest of fifteen, hands the whole list over
+//! instead. The request is read and checked as a [`plan`]; a [`batch`] runs the calls, each on the same
+//! [`journey`](crate::pipeline) as any other request, with the same guards ([`item`]); what came and what did
+//! not is summed up in numbers and in one sentence for the model ([`summary`]), and goes out as one JSON object
+//! ([`json`]) or as a stream of events, each result as it comes ([`events`]).
+//!
+//! **One deadline.** Every call gets the fan-out's own instant to end by, so that a call that is late fails in the
+//! way of any late call: its upstream's breaker learns of it, its request is cancelled on the wire. The fan-out
+//! drops by itself only what nobody waits for any more.
+//!
+//! **What is wrong with one call fails that call.** Only what leaves no list to work on is an error of the whole.
+//!
+//! **No more memory than is said.** A request is bounded by `limits.fanout_body`, each result by its call's
+//! `max_body_bytes`, and all that fan-outs hold at a time by one allowance; a result that finds no room is cut
+//! short and says so.
+
+pub mod batch;
+pub mod content;
+pub mod events;
+pub mod item;
+pub mod json;
+pub mod openapi;
+pub mod plan;
+pub mod summary;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, request};
+use http_body_util::BodyExt as _;
+use tokio::time::{Instant, timeout_at};
+
+use self::batch::Batch;
+use self::plan::Plan;
+use self::summary::Language;
+use crate::config::{self, Config};
+use crate::error::{Bound, Error, Stage};
+use crate::pipeline::Proxy;
+use crate::pipeline::answer::{self, Answer, AnswerBody};
+use crate::pipeline::ledger::Ledger;
+use crate::policy::deadline::{Arrival, Deadline};
+use crate::policy::room::Room;
+use crate::respond::headers::VIA;
+use crate::telemetry::metrics::FanoutOutcome;
+use crate::wire::incoming::{BodyError, IncomingBody};
+use crate::wire::preference;
+
+/// Where the fan-out is.
+pub const PATH: &str = "/v1/fanout";
+
+static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Whether a request for hedgerow itself is for this module.
+pub fn serves(path: &str) -> bool {
+    matches!(path, PATH | openapi::PATH)
+}
+
+/// Answers a request for one of the endpoints. Dropping the future cancels all calls that are under way.
+pub async fn answer(
+    proxy: &Arc<Proxy>,
+    config: Arc<Config>,
+    request: Request<IncomingBody>,
+    arrival: Arrival,
+    mut ledger: Ledger,
+) -> Answer {
+    ledger.is_served_here(request.uri().path());
+    if request.uri().path() == openapi::PATH {
+        return openapi::answer(request.method(), ledger);
+    }
+    let (head, body) = request.into_parts();
+    let wants_events = preference::best(&head.headers, &header::ACCEPT, &[JSON, EVENTS]) == EVENTS;
+    let language = Language::of(&head.headers);
+    match read(proxy, &config, head, body, arrival).await {
+        Ok(read) => {
+            ledger.bounded_by(Some(read.deadline.at));
+            let request_id = ledger.id().to_string();
+            let batch = Batch::new(proxy, config, read, arrival, &request_id, language);
+            match wants_events {
+                true => events::answer(batch, ledger),
+                false => json::answer(batch, ledger).await,
+            }
+        }
+        Err(error) => {
+            let elapsed = arrival.now.elapsed();
+            proxy.metrics().fanout(FanoutOutcome::Refused, elapsed);
+            answer::refuse(error, ledger, None)
+        }
+    }
+}
+
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+
+/// A fan-out that can begin.
+pub struct Ready {
+    /// What to do.
+    pub plan: Plan,
+    /// By when.
+    pub deadline: Deadline,
+    /// How long that is from the request's arrival, the reserve included.
+    pub total: Duration,
+    /// What all of its calls send on.
+    pub trace: HeaderMap,
+    /// Memory for the request.
+    pub room: Room,
+}
+
+async fn read(
+    proxy: &Proxy,
+    config: &Config,
+    head: request::Parts,
+    body: IncomingBody,
+    arrival: Arrival,
+) -> Result<Ready, Error> {
+    check_head(&head)?;
+    // A fan-out is nothing without a deadline, whatever the policy wants for its calls.
+    let policy = config.defaults.stages.deadline.as_ref().unwrap_or(&config::Deadline::BUILT_IN);
+    let own = Deadline::of(Some(policy), &head.headers, arrival)?;
+    let own = own.unwrap_or_else(|| Deadline::after(arrival, policy.default, policy.reserve, Bound::Default));
+
+    let mut room = proxy.fan_out_memory().share();
+    let reading = whole(body, config.limits.fanout_body, &mut room);
+    let body = timeout_at(own.at, reading).await.unwrap_or_else(|_| Err(own.exceeded(Stage::Body)))?;
+    let plan = Plan::read(&body, &config.limits).map_err(|fault| Error::InvalidFanOut(fault.into()))?;
+
+    let asked = plan.deadline.map(|asked| asked.min(policy.max));
+    let asked = asked.map(|asked| (Deadline::after(arrival, asked, policy.reserve, Bound::FanOut), asked));
+    let (deadline, total) = match asked {
+        Some(asked) if own.bound == Bound::Default || asked.0.at < own.at => asked,
+        _ => {
+            let total = own.total(arrival);
+            (own, total)
+        }
+    };
+    // To its calls the fan-out is the caller, whoever set its deadline.
+    let deadline = Deadline { bound: Bound::FanOut, is_callers: true, grpc_end: None, ..deadline };
+    Ok(Ready { plan, deadline, total, trace: trace(&head.headers), room })
+}
+
+fn check_head(head: &request::Parts) -> Result<(), Error> {
+    if head.method != Method::POST {
+        return Err(Error::MethodNotAllowed { allow: "POST" });
+    }
+    // A page in a browser beside the agent can send a POST here without asking, and its calls would be made.
+    if head.headers.contains_key(header::ORIGIN) {
+        return Err(Error::InvalidRequest(
+            "a fan-out does not serve web pages: the request has an Origin field",
+        ));
+    }
+    if head.headers.contains_key(&LAST_EVENT_ID) {
+        return Err(Error::InvalidRequest(
+            "a fan-out cannot be resumed: Last-Event-ID is not supported, and all calls would be made again",
+        ));
+    }
+    Ok(())
+}
+
+/// The body, of at most `limit` bytes.
+async fn whole(mut body: IncomingBody, limit: usize, room: &mut Room) -> Result<Bytes, Error> {
+    let length = http_body::Body::size_hint(&body).lower();
+    if length > limit as u64 {
+        return Err(Error::BodyTooLarge);
+    }
+    let mut read = Vec::with_capacity(length as usize);
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else { break };
+        if read.len() + data.len() > limit || !room.take(data.len()) {
+            return Err(Error::BodyTooLarge);
+        }
+        read.extend_from_slice(&data);
+    }
+    Ok(read.into())
+}
+
+fn broken(error: &BodyError) -> Error {
+    match error.is_framing() {
+        true => Error::InvalidRequest("the request body breaks HTTP"),
+        false => Error::BodyBrokenOff,
+    }
+}
+
+/// The calls join the trace that the fan-out is part of (W3C Trace Context).
+fn trace(headers: &HeaderMap) -> HeaderMap {
+    ["traceparent", "tracestate"]
+        .into_iter()
+        .flat_map(|name| {
+            headers.get_all(name).iter().map(move |value| (HeaderName::from_static(name), value))
+        })
+        .map(|(name, value)| (name, value.clone()))
+        .collect()
+}
+
+/// A 200 of ours with this body.
+fn ok(content_type: &'static str, body: AnswerBody, language: Language) -> Response<AnswerBody> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::VIA, VIA);
+    headers.insert(header::CONTENT_LANGUAGE, HeaderValue::from_static(language.tag()));
+    headers.insert(header::VARY, HeaderValue::from_static("accept, accept-language"));
+    response
+}
+
+/// How long ago, in whole milliseconds.
+fn millis_since(then: Instant) -> u64 {
+    millis(then.elapsed())
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from((time + Duration::from_micros(500)).as_millis()).unwrap_or(u64::MAX)
+}

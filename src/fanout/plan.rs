@@ -1,0 +1,377 @@
+//! What a fan-out is asked to do: its JSON, checked and made ready to run.
+//!
+//! The list as a whole must be well formed, or nothing is done: no JSON, an unknown key or two calls of one name
+//! leave it open what was meant. A call that cannot be made, with a URL that is none or a header that no request
+//! can carry, is a fault of that call alone. Every fault names its place as `calls[3].url`.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::Method;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use url::{Host, Position, Url};
+
+use super::content::is_too_deep;
+use crate::config::Limits;
+use crate::wire::target::Scheme;
+
+/// Calls of one fan-out.
+pub const MOST_CALLS: usize = 1000;
+/// Calls at once, unless the request says otherwise.
+const CONCURRENT: usize = 100;
+/// Bytes of one result's body, unless the call says otherwise.
+const MAX_BODY: usize = 1 << 20;
+/// What a call may ask for.
+const MOST_BODY: usize = 16 << 20;
+/// Characters of an id.
+const LONGEST_ID: usize = 200;
+/// Longer times are mistakes in their unit.
+const MOST_MILLIS: f64 = 1e9;
+
+/// A fan-out to run.
+#[derive(Debug)]
+pub struct Plan {
+    /// From the request's arrival.
+    pub deadline: Option<Duration>,
+    /// Calls at once; at least 1.
+    pub max_concurrent: usize,
+    /// With so many results the answer does not wait for the rest.
+    pub min_results: Option<usize>,
+    /// How long it waits for the rest all the same.
+    pub grace: Duration,
+    /// Whether the answer holds the paragraph for a model's system prompt.
+    pub wants_prompt: bool,
+    /// At least 1 and at most [`MOST_CALLS`].
+    pub calls: Vec<Planned>,
+}
+
+/// One call of a plan.
+#[derive(Debug)]
+pub struct Planned {
+    /// Its name among the others.
+    pub id: String,
+    /// The answer is complete without it.
+    pub is_optional: bool,
+    /// What to send, or why that cannot be sent.
+    pub ask: Result<Ask, String>,
+}
+
+/// A request to make.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// Where it goes.
+    pub place: Place,
+    /// Where it goes when nothing acceptable comes from there.
+    pub backup: Option<Place>,
+    /// As given, the usual ones in capitals.
+    pub method: Method,
+    /// Without those of the connection; with those that describe the body.
+    pub headers: HeaderMap,
+    /// All of it.
+    pub body: Bytes,
+    /// From the call's start.
+    pub timeout: Option<Duration>,
+    /// Bytes of the answer's body that are wanted at most.
+    pub max_body: usize,
+}
+
+/// What a URL says.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Its scheme.
+    pub scheme: Scheme,
+    /// Host and port in normal form.
+    pub authority: String,
+    /// Path and query.
+    pub target: PathAndQuery,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    deadline_ms: Option<f64>,
+    max_concurrent: Option<usize>,
+    min_results: Option<usize>,
+    grace_ms: Option<f64>,
+    system_prompt: Option<bool>,
+    calls: Vec<Object<WantedCall>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WantedCall {
+    id: String,
+    url: String,
+    method: Option<String>,
+    headers: Option<Map<String, Value>>,
+    body: Option<Box<RawValue>>,
+    body_base64: Option<String>,
+    timeout_ms: Option<f64>,
+    backup: Option<String>,
+    optional: Option<bool>,
+    max_body_bytes: Option<usize>,
+}
+
+/// A struct that is written as an object, where serde would take a list of its values too.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Keys<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_map(Keys(PhantomData)).map(Self)
+    }
+}
+
+impl Plan {
+    /// Reads a request's body.
+    ///
+    /// # Errors
+    /// What leaves no list to work on, with its place.
+    pub fn read(body: &[u8], limits: &Limits) -> Result<Self, String> {
+        let mut json = serde_json::Deserializer::from_slice(body);
+        let Object(wanted) =
+            serde_path_to_error::deserialize::<_, Object<Wanted>>(&mut json).map_err(|error| {
+                let path = error.path().to_string();
+                let fault = error.into_inner();
+                match path.as_str() {
+                    "." | "?" => format!("the body is no fan-out: {fault}"),
+                    _ => format!("{path}: {fault}"),
+                }
+            })?;
+        json.end().map_err(|fault| format!("the body is no fan-out: {fault}"))?;
+
+        if !(1..=MOST_CALLS).contains(&wanted.calls.len()) {
+            return Err(format!("calls: expected 1 to {MOST_CALLS} of them; found {}", wanted.calls.len()));
+        }
+        check_ids(&wanted.calls)?;
+        let (count, most) = (wanted.calls.len(), wanted.max_concurrent.unwrap_or(CONCURRENT));
+        if !(1..=MOST_CALLS).contains(&most) {
+            return Err(format!("max_concurrent: expected 1 to {MOST_CALLS}; found {most}"));
+        }
+        if let Some(least) = wanted.min_results.filter(|least| !(1..=count).contains(least)) {
+            return Err(format!("min_results: expected 1 to the number of calls, {count}; found {least}"));
+        }
+        Ok(Self {
+            deadline: wanted.deadline_ms.map(|millis| time("deadline_ms", millis, false)).transpose()?,
+            max_concurrent: most,
+            min_results: wanted.min_results,
+            grace: wanted.grace_ms.map_or(Ok(Duration::ZERO), |millis| time("grace_ms", millis, true))?,
+            wants_prompt: wanted.system_prompt.unwrap_or_default(),
+            calls: wanted
+                .calls
+                .into_iter()
+                .enumerate()
+                .map(|(at, Object(call))| planned(at, call, limits))
+                .collect(),
+        })
+    }
+}
+
+/// They name results, stand in a sentence and in lines of a stream.
+fn check_ids(calls: &[Object<WantedCall>]) -> Result<(), String> {
+    let mut seen = HashSet::with_capacity(calls.len());
+    for (at, Object(WantedCall { id, .. })) in calls.iter().enumerate() {
+        if id.is_empty() || id.chars().count() > LONGEST_ID || id.chars().any(char::is_control) {
+            return Err(format!(
+                "calls[{at}].id: expected 1 to {LONGEST_ID} characters, none of them control"
+            ));
+        }
+        if !seen.insert(id.as_str()) {
+            return Err(format!("calls[{at}].id: {id:?} is the id of an earlier call too"));
+        }
+    }
+    Ok(())
+}
+
+fn time(path: &str, millis: f64, may_be_zero: bool) -> Result<Duration, String> {
+    let is_enough = if may_be_zero { millis >= 0.0 } else { millis > 0.0 };
+    if !is_enough || millis > MOST_MILLIS {
+        let least = if may_be_zero { "0" } else { "more than 0" };
+        return Err(format!("{path}: expected {least} to {MOST_MILLIS} milliseconds; found {millis}"));
+    }
+    Ok(Duration::from_secs_f64(millis / 1e3))
+}
+
+fn planned(at: usize, mut call: WantedCall, limits: &Limits) -> Planned {
+    let (id, is_optional) = (std::mem::take(&mut call.id), call.optional.unwrap_or_default());
+    let ask = ask(call, limits).map_err(|fault| format!("calls[{at}].{fault}"));
+    Planned { id, is_optional, ask }
+}
+
+fn ask(call: WantedCall, limits: &Limits) -> Result<Ask, String> {
+    let place = Place::of(&call.url, limits).map_err(|fault| format!("url: {fault}"))?;
+    let backup = call.backup.map(|url| Place::of(&url, limits)).transpose();
+    let backup = backup.map_err(|fault| format!("backup: {fault}"))?;
+    let method = method(call.method.as_deref().unwrap_or("GET"))?;
+    let (body, kind) = body(call.body.as_deref(), call.body_base64.as_deref())?;
+    let mut headers = headers(call.headers.unwrap_or_default(), limits)?;
+    describe(&mut headers, &method, &body, kind);
+    let max_body = call.max_body_bytes.unwrap_or(MAX_BODY);
+    if max_body > MOST_BODY {
+        return Err(format!("max_body_bytes: expected at most {MOST_BODY}; found {max_body}"));
+    }
+    let timeout = call.timeout_ms.map(|millis| time("timeout_ms", millis, false)).transpose()?;
+    Ok(Ask { place, backup, method, headers, body, timeout, max_body })
+}
+
+impl Place {
+    /// Reads an absolute URL as HTTP clients do: what a path cannot hold is escaped, and the fragment stays here.
+    fn of(text: &str, limits: &Limits) -> Result<Self, String> {
+        let url = Url::parse(text).map_err(|fault| format!("expected an http or https URL; {fault}"))?;
+        let scheme = match url.scheme() {
+            "http" => Scheme::Http,
+            "https" => Scheme::Https,
+            other => return Err(format!("expected an http or https URL; found {other}:")),
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err("expected no user name or password; send them in an Authorization header".into());
+        }
+        // Other ways to write an address are refused everywhere: filters read them differently than dialers.
+        if let Some(Host::Ipv4(ip)) = url.host()
+            && !text.contains(&ip.to_string())
+        {
+            return Err(format!("expected a host name or a plain IPv4 address, such as {ip}"));
+        }
+        let host = url.host_str().ok_or("expected a host")?.trim_end_matches('.');
+        let port = url.port_or_known_default().unwrap_or(scheme.default_port());
+        let target = &url[Position::BeforePath..Position::AfterQuery];
+        if target.len() > limits.target {
+            return Err("the path and query are longer than limits.target allows".into());
+        }
+        let target = PathAndQuery::try_from(target).map_err(|fault| fault.to_string())?;
+        Ok(Self { scheme, authority: format!("{host}:{port}"), target })
+    }
+}
+
+/// Methods are case-sensitive, but who writes `get` means GET; fetch takes it so too.
+fn method(text: &str) -> Result<Method, String> {
+    let known = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::PATCH,
+        Method::DELETE,
+        Method::OPTIONS,
+    ];
+    if let Some(known) = known.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(text)) {
+        return Ok(known);
+    }
+    match Method::from_bytes(text.as_bytes()) {
+        Ok(method) if method != Method::CONNECT && method != Method::TRACE => Ok(method),
+        _ => Err(format!("method: {text:?} is none that a fan-out can send")),
+    }
+}
+
+/// The body, and what kind of content it is.
+fn body(json: Option<&RawValue>, base64: Option<&str>) -> Result<(Bytes, Option<&'static str>), String> {
+    match (json, base64) {
+        (None, None) => Ok((Bytes::new(), None)),
+        (Some(_), Some(_)) => Err("body_base64: there is a body already".into()),
+        (None, Some(text)) => {
+            let bytes = STANDARD.decode(text).map_err(|fault| format!("body_base64: {fault}"))?;
+            Ok((bytes.into(), Some("application/octet-stream")))
+        }
+        (Some(json), None) => {
+            let json = json.get();
+            if is_too_deep(json) {
+                return Err("body: nested too deeply".into());
+            }
+            // A text goes out as it is, anything else as JSON, byte for byte.
+            match serde_json::from_str::<String>(json) {
+                Ok(text) => Ok((text.into(), Some("text/plain; charset=utf-8"))),
+                Err(_) => Ok((Bytes::copy_from_slice(json.as_bytes()), Some("application/json"))),
+            }
+        }
+    }
+}
+
+/// Fields of the connection, which hedgerow sets. They are left out without a word, as fetch does: programs
+/// copy whole sets of fields from elsewhere. So is `accept-encoding`, since results are to be read.
+fn is_ours(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "host"
+            | "content-length"
+            | "transfer-encoding"
+            | "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "upgrade"
+            | "expect"
+            | "via"
+            | "accept-encoding"
+    )
+}
+
+fn headers(given: Map<String, Value>, limits: &Limits) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::with_capacity(given.len() + 4);
+    for (name, value) in &given {
+        let path = || format!("headers[{name:?}]");
+        let field =
+            HeaderName::try_from(name).map_err(|_| format!("{}: no header has such a name", path()))?;
+        let values = match value {
+            Value::Array(values) => values.as_slice(),
+            value => std::slice::from_ref(value),
+        };
+        for value in values {
+            let text =
+                value.as_str().ok_or_else(|| format!("{}: expected text, or a list of texts", path()))?;
+            let value = HeaderValue::from_str(text).or_else(|_| HeaderValue::from_bytes(text.as_bytes()));
+            let value = value.map_err(|_| format!("{}: no header can have this value", path()))?;
+            if !is_ours(&field) {
+                headers.append(field.clone(), value);
+            }
+        }
+    }
+    if headers.len() > limits.fields {
+        return Err(format!(
+            "headers: expected at most {} (limits.fields); found {}",
+            limits.fields,
+            headers.len()
+        ));
+    }
+    Ok(headers)
+}
+
+/// What any HTTP client would add.
+fn describe(headers: &mut HeaderMap, method: &Method, body: &Bytes, kind: Option<&'static str>) {
+    const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("hedgerow/", env!("CARGO_PKG_VERSION")));
+    let is_content_usual = matches!(*method, Method::POST | Method::PUT | Method::PATCH);
+    if !body.is_empty() || is_content_usual {
+        headers.insert(header::CONTENT_LENGTH, body.len().into());
+    }
+    let mut add = |name: HeaderName, value: HeaderValue| {
+        headers.entry(name).or_insert(value);
+    };
+    if let Some(kind) = kind {
+        add(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    }
+    add(header::USER_AGENT, USER_AGENT);
+    add(header::ACCEPT, HeaderValue::from_static("*/*"));
+    add(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+}

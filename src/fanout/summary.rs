@@ -1,0 +1,374 @@
+//! What came and what did not: in numbers for a program, in a sentence for a model, and in a paragraph that
+//! teaches one to read it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::header::{self, HeaderMap};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use super::item::{DEADLINE, Missing, NOT_AWAITED};
+use super::millis;
+use crate::telemetry::metrics::{FanoutCall, FanoutOutcome, Source};
+use crate::wire::preference;
+
+/// Names that a sentence lists; the others are counted.
+const MOST_NAMED: usize = 20;
+
+/// The language of the sentence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Language {
+    /// English.
+    English,
+    /// Chinese, in simplified characters.
+    Chinese,
+}
+
+impl Language {
+    /// The one that a request prefers; English where it does not say.
+    pub fn of(headers: &HeaderMap) -> Self {
+        match preference::best(headers, &header::ACCEPT_LANGUAGE, &["en", "zh"]) {
+            "zh" => Self::Chinese,
+            _ => Self::English,
+        }
+    }
+
+    /// For `Content-Language`.
+    pub fn tag(self) -> &'static str {
+        match self {
+            Self::English => "en",
+            Self::Chinese => "zh-Hans",
+        }
+    }
+}
+
+/// What is known of each call.
+#[derive(Debug)]
+pub struct Tally {
+    calls: Vec<Known>,
+    total: Duration,
+    language: Language,
+    wants_prompt: bool,
+    results: usize,
+    required_open: usize,
+}
+
+#[derive(Debug)]
+struct Known {
+    id: String,
+    is_optional: bool,
+    standing: Standing,
+}
+
+#[derive(Debug)]
+enum Standing {
+    Open,
+    Result(Source),
+    Missing(Missing),
+}
+
+impl Tally {
+    /// Of calls with these names, and whether each is optional, that have `total` to come.
+    pub fn new(calls: Vec<(String, bool)>, total: Duration, language: Language, wants_prompt: bool) -> Self {
+        let required_open = calls.iter().filter(|(_, is_optional)| !is_optional).count();
+        let known = |(id, is_optional)| Known { id, is_optional, standing: Standing::Open };
+        let calls = calls.into_iter().map(known).collect();
+        Self { calls, total, language, wants_prompt, results: 0, required_open }
+    }
+
+    /// A call has a result.
+    pub fn results(&mut self, at: usize, source: Source) {
+        self.results += 1;
+        self.close(at, Standing::Result(source));
+    }
+
+    /// A call has none.
+    pub fn misses(&mut self, at: usize, missing: Missing) {
+        self.close(at, Standing::Missing(missing));
+    }
+
+    fn close(&mut self, at: usize, standing: Standing) {
+        let known = &mut self.calls[at];
+        self.required_open -= usize::from(!known.is_optional);
+        known.standing = standing;
+    }
+
+    /// A call's name.
+    pub fn id(&self, at: usize) -> &str {
+        &self.calls[at].id
+    }
+
+    /// How many calls there are.
+    pub fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Whether there are none, which no plan allows.
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// How long they had to come, from the request's arrival.
+    pub fn deadline_ms(&self) -> u64 {
+        millis(self.total)
+    }
+
+    /// The language of what is said.
+    pub fn language(&self) -> Language {
+        self.language
+    }
+
+    /// How many calls have a result.
+    pub fn result_count(&self) -> usize {
+        self.results
+    }
+
+    /// Whether all others have ended.
+    pub fn only_optional_are_open(&self) -> bool {
+        self.required_open == 0
+    }
+
+    /// The calls of which nothing is known yet.
+    pub fn open(&self) -> impl Iterator<Item = usize> + '_ {
+        let is_open = |known: &Known| matches!(known.standing, Standing::Open);
+        self.calls.iter().enumerate().filter(move |(_, known)| is_open(known)).map(|(at, _)| at)
+    }
+
+    /// How it stands as a whole.
+    pub fn outcome(&self) -> FanoutOutcome {
+        match self.is_complete() {
+            true => FanoutOutcome::Complete,
+            false if self.results == 0 => FanoutOutcome::Empty,
+            false => FanoutOutcome::Partial,
+        }
+    }
+
+    /// Every call that has ended, for the metrics.
+    pub fn calls(&self) -> impl Iterator<Item = FanoutCall> + '_ {
+        self.calls.iter().filter_map(|known| match &known.standing {
+            Standing::Open => None,
+            Standing::Result(source) => Some((*source).into()),
+            Standing::Missing(missing) => Some(match missing.error {
+                DEADLINE => FanoutCall::Deadline,
+                "circuit_open" => FanoutCall::CircuitOpen,
+                "upstream_status" => FanoutCall::UpstreamStatus,
+                NOT_AWAITED => FanoutCall::NotAwaited,
+                _ => FanoutCall::Error,
+            }),
+        })
+    }
+
+    fn is_complete(&self) -> bool {
+        self.calls.iter().all(|known| known.is_optional || matches!(known.standing, Standing::Result(_)))
+    }
+
+    fn missing(&self) -> impl Iterator<Item = (&Known, &Missing)> {
+        self.calls.iter().filter_map(|known| match &known.standing {
+            Standing::Missing(missing) => Some((known, missing)),
+            Standing::Open | Standing::Result(_) => None,
+        })
+    }
+
+    /// The names of results from this source.
+    fn from(&self, source: Source) -> Vec<&str> {
+        let is_from = |known: &&Known| matches!(known.standing, Standing::Result(from) if from == source);
+        self.calls.iter().filter(is_from).map(|known| known.id.as_str()).collect()
+    }
+
+    /// What is told of it after so many milliseconds.
+    pub fn summary(&self, elapsed_ms: u64) -> Summary<'_> {
+        Summary { tally: self, elapsed_ms }
+    }
+
+    /// The sentence for the model; `None` when there is nothing to warn of.
+    fn warning(&self) -> Option<String> {
+        let mut reasons: BTreeMap<Reason, Vec<&str>> = BTreeMap::new();
+        for (known, missing) in self.missing() {
+            reasons.entry(Reason(missing.error)).or_default().push(&known.id);
+        }
+        let (stale, degraded) = (self.from(Source::Stale), self.from(Source::Degraded));
+        if reasons.is_empty() && stale.is_empty() && degraded.is_empty() {
+            return None;
+        }
+        let words = Words { language: self.language, deadline_ms: self.deadline_ms() };
+        let parts = reasons.iter().map(|(reason, names)| words.unavailable(names, reason.0));
+        let parts = parts
+            .chain((!stale.is_empty()).then(|| words.stale(&stale)))
+            .chain((!degraded.is_empty()).then(|| words.degraded(&degraded)));
+        Some(words.sentence(&parts.collect::<Vec<_>>(), self.results - degraded.len(), self.calls.len()))
+    }
+}
+
+/// Orders the deadline, which is most often the reason, before the others.
+#[derive(Debug, PartialEq, Eq)]
+struct Reason(&'static str);
+
+impl Ord for Reason {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let rank = |reason: &Self| (reason.0 != DEADLINE, reason.0);
+        rank(self).cmp(&rank(other))
+    }
+}
+
+impl PartialOrd for Reason {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The sentence's parts in its language.
+struct Words {
+    language: Language,
+    deadline_ms: u64,
+}
+
+impl Words {
+    fn unavailable(&self, names: &[&str], reason: &str) -> String {
+        let (names, ms) = (self.list(names), self.deadline_ms);
+        match (self.language, reason) {
+            (Language::English, DEADLINE) => format!("{names} unavailable (deadline {ms} ms)"),
+            (Language::English, reason) => format!("{names} unavailable ({})", reason.replace('_', " ")),
+            (Language::Chinese, DEADLINE) => format!("{names} 数据缺失（截止时间 {ms} 毫秒）"),
+            (Language::Chinese, reason) => format!("{names} 数据缺失（{reason}）"),
+        }
+    }
+
+    fn stale(&self, names: &[&str]) -> String {
+        let names = self.list(names);
+        match self.language {
+            Language::English => format!("{names} out of date (kept answers)"),
+            Language::Chinese => format!("{names} 数据已过期（缓存）"),
+        }
+    }
+
+    fn degraded(&self, names: &[&str]) -> String {
+        let names = self.list(names);
+        match self.language {
+            Language::English => format!("{names} replaced by a placeholder"),
+            Language::Chinese => format!("{names} 仅有占位数据"),
+        }
+    }
+
+    fn list(&self, names: &[&str]) -> String {
+        let (shown, rest) = names.split_at(names.len().min(MOST_NAMED));
+        match (self.language, rest.len()) {
+            (Language::English, 0) => shown.join(", "),
+            (Language::English, rest) => format!("{} and {rest} more", shown.join(", ")),
+            (Language::Chinese, 0) => shown.join("、"),
+            (Language::Chinese, rest) => format!("{}等另外 {rest} 项", shown.join("、")),
+        }
+    }
+
+    fn sentence(&self, parts: &[String], came: usize, of: usize) -> String {
+        match self.language {
+            Language::English => format!(
+                "Warning: {}. Analysis based on {came}/{of} sources. Do not estimate what is missing.",
+                parts.join("; ")
+            ),
+            Language::Chinese => {
+                format!("警告：{}。本次分析基于 {came}/{of} 个数据源，请勿估算缺失的数据。", parts.join("；"))
+            }
+        }
+    }
+
+    fn prompt(&self) -> &'static str {
+        match self.language {
+            Language::English => {
+                "Tool results come as one JSON object. `results` holds what arrived in time, under each call's id. \
+                 `missing` lists the calls without a result and why. Use only what is in `results`. Never invent, \
+                 estimate or recall a value for a call in `missing`: say that it was unavailable. A result whose \
+                 `source` is `stale` may be out of date and one whose `source` is `degraded` is a placeholder, not \
+                 data; a result with `truncated` is cut off. If `warning` is not null, repeat its facts in your \
+                 answer, and limit your conclusions to the sources that came."
+            }
+            Language::Chinese => {
+                "工具结果是一个 JSON 对象。`results` 按调用的 id 给出按时返回的内容；`missing` 列出没有结果的调用及原因。\
+                 只能使用 `results` 中的数据。对于 `missing` 中的调用，不得编造、估算或凭记忆补充，应说明数据不可用。\
+                 `source` 为 `stale` 的结果可能已过期，为 `degraded` 的只是占位内容而非数据；带 `truncated` 的结果已被截断。\
+                 如果 `warning` 不为 null，请在回答中说明其内容，并且只根据已返回的数据源下结论。"
+            }
+        }
+    }
+}
+
+/// All that is told of a fan-out beside its results.
+#[derive(Debug)]
+pub struct Summary<'a> {
+    tally: &'a Tally,
+    elapsed_ms: u64,
+}
+
+impl Serialize for Summary<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { tally, elapsed_ms } = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("complete", &tally.is_complete())?;
+        map.serialize_entry("warning", &tally.warning())?;
+        if tally.wants_prompt {
+            let words = Words { language: tally.language, deadline_ms: 0 };
+            map.serialize_entry("system_prompt", words.prompt())?;
+        }
+        map.serialize_entry("elapsed_ms", elapsed_ms)?;
+        let count = |source| tally.from(source).len();
+        map.serialize_entry(
+            "counts",
+            &Counts {
+                calls: tally.calls.len(),
+                results: tally.results,
+                missing: tally.missing().count(),
+                hedge: count(Source::Hedge),
+                backup: count(Source::Backup),
+                cache: count(Source::Cache),
+                stale: count(Source::Stale),
+                degraded: count(Source::Degraded),
+            },
+        )?;
+        map.serialize_entry("missing", &MissingCalls(tally))?;
+        map.end()
+    }
+}
+
+/// How many calls came to what.
+#[derive(Serialize)]
+struct Counts {
+    calls: usize,
+    results: usize,
+    missing: usize,
+    hedge: usize,
+    backup: usize,
+    cache: usize,
+    stale: usize,
+    degraded: usize,
+}
+
+struct MissingCalls<'a>(&'a Tally);
+
+impl Serialize for MissingCalls<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.missing().map(|(known, missing)| (&known.id, missing)))
+    }
+}
+
+impl Serialize for Missing {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        self.serialize_into(&mut map)?;
+        map.end()
+    }
+}
+
+impl Missing {
+    /// Its keys.
+    pub(super) fn serialize_into<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        map.serialize_entry("error", self.error)?;
+        map.serialize_entry("message", &self.message)?;
+        if let Some(status) = self.status {
+            map.serialize_entry("status", &status.as_u16())?;
+        }
+        if let Some(wait) = self.retry_after {
+            map.serialize_entry("retry_after_ms", &millis(wait))?;
+        }
+        Ok(())
+    }
+}
