@@ -87,7 +87,8 @@ impl Batch {
         request_id: &str,
         language: Language,
     ) -> Self {
-        let Ready { plan, deadline, total, trace, room } = ready;
+        let Ready { plan, deadline, trace, room } = ready;
+        let total = deadline.total(arrival);
         let Plan { max_concurrent, min_results, grace, wants_prompt, calls, .. } = plan;
         let (mut waiting, mut faulty) = (VecDeque::new(), VecDeque::new());
         let mut names = Vec::with_capacity(calls.len());

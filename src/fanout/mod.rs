@@ -101,8 +101,6 @@ pub struct Ready {
     pub plan: Plan,
     /// By when.
     pub deadline: Deadline,
-    /// How long that is from the request's arrival, the reserve included.
-    pub total: Duration,
     /// What all of its calls send on.
     pub trace: HeaderMap,
     /// Memory for the request.
@@ -127,18 +125,17 @@ async fn read(
     let body = timeout_at(own.at, reading).await.unwrap_or_else(|_| Err(own.exceeded(Stage::Body)))?;
     let plan = Plan::read(&body, &config.limits).map_err(|fault| Error::InvalidFanOut(fault.into()))?;
 
-    let asked = plan.deadline.map(|asked| asked.min(policy.max));
-    let asked = asked.map(|asked| (Deadline::after(arrival, asked, policy.reserve, Bound::FanOut), asked));
-    let (deadline, total) = match asked {
-        Some(asked) if own.bound == Bound::Default || asked.0.at < own.at => asked,
-        _ => {
-            let total = own.total(arrival);
-            (own, total)
-        }
+    let asked = plan
+        .deadline
+        .map(|asked| Deadline::after(arrival, asked.min(policy.max), policy.reserve, Bound::FanOut));
+    let deadline = match asked {
+        Some(asked) if own.bound == Bound::Default => asked,
+        Some(asked) => own.or_earlier(asked),
+        None => own,
     };
     // To its calls the fan-out is the caller, whoever set its deadline.
     let deadline = Deadline { bound: Bound::FanOut, is_callers: true, grpc_end: None, ..deadline };
-    Ok(Ready { plan, deadline, total, trace: trace(&head.headers), room })
+    Ok(Ready { plan, deadline, trace: trace(&head.headers), room })
 }
 
 fn check_head(head: &request::Parts) -> Result<(), Error> {

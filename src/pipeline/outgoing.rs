@@ -151,7 +151,7 @@ fn is_deadline_field(name: &HeaderName) -> bool {
 }
 
 fn tell_deadline(headers: &mut HeaderMap, deadline: &Deadline, lane: &Lane) {
-    headers.insert(X_REQUEST_DEADLINE.clone(), deadline.told.clone());
+    headers.insert(X_REQUEST_DEADLINE.clone(), deadline.told());
     if let Some(end) = deadline.grpc_end {
         let left = format_grpc_timeout(end.saturating_duration_since(Instant::now()));
         if let Ok(value) = HeaderValue::try_from(left) {

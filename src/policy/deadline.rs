@@ -35,8 +35,10 @@ pub struct Deadline {
     pub bound: Bound,
     /// Whether the caller gave it.
     pub is_callers: bool,
-    /// What the upstream is told in `x-request-deadline`.
-    pub told: HeaderValue,
+    /// The same with the reserve, by the machine's clock on arrival: what the upstream is told.
+    pub wall: SystemTime,
+    /// The caller's own words for that, where it was not shortened.
+    pub words: Option<HeaderValue>,
     /// The whole of what is left, for a `grpc-timeout` sent on.
     pub grpc_end: Option<Instant>,
 }
@@ -107,15 +109,13 @@ impl Deadline {
                 return Err(Error::DeadlineExceeded { stage: Stage::Arrival, bound, skew: Some(skew) });
             }
         };
-        let told = match given {
-            Some(given) if given.at == end => given.value.clone(),
-            _ => rfc3339(end),
-        };
+        let words = given.filter(|given| given.at == end).map(|given| given.value.clone());
         Ok(Some(Self {
             at: arrival.now + (left - policy.reserve.min(left / 10)),
             bound,
             is_callers: matches!(bound, Bound::Header | Bound::Grpc | Bound::SdkHint),
-            told,
+            wall: end,
+            words,
             grpc_end: headers.contains_key(&GRPC_TIMEOUT).then(|| arrival.now + left),
         }))
     }
@@ -126,15 +126,20 @@ impl Deadline {
             at: arrival.now + (left - reserve.min(left / 10)),
             bound,
             is_callers: true,
-            told: rfc3339(arrival.wall + left),
+            wall: arrival.wall + left,
+            words: None,
             grpc_end: None,
         }
     }
 
-    /// How long it is from `arrival`, the reserve included, as the upstream is told.
+    /// How long it is from `arrival`, the reserve included.
     pub fn total(&self, arrival: Arrival) -> Duration {
-        let told = header::parse_deadline(self.told.as_bytes()).unwrap_or(arrival.wall);
-        told.duration_since(arrival.wall).unwrap_or_default()
+        self.wall.duration_since(arrival.wall).unwrap_or_default()
+    }
+
+    /// `x-request-deadline` as the upstream gets it. Made for each attempt, since not every call has one.
+    pub fn told(&self) -> HeaderValue {
+        self.words.clone().unwrap_or_else(|| rfc3339(self.wall))
     }
 
     /// The earlier of two.

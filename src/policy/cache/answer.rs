@@ -60,11 +60,11 @@ impl Entry {
                 .flat_map(|line| members(line.as_bytes(), Escapes::No))
                 .any(|known| known == b"*" || etag == Some(opaque(known)));
         }
+        let Some(since) = only_date(request, &header::IF_MODIFIED_SINCE) else { return false };
         // RFC 9111 section 4.3.2: an answer without Last-Modified is as old as its Date.
         let changed = only_date(self.headers(), &header::LAST_MODIFIED)
             .or_else(|| only_date(self.headers(), &header::DATE));
-        let since = only_date(request, &header::IF_MODIFIED_SINCE);
-        since.zip(changed).is_some_and(|(since, changed)| changed <= since)
+        changed.is_some_and(|changed| changed <= since)
     }
 
     fn gives_ranges(&self) -> bool {
