@@ -10,6 +10,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,10 +19,14 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 
 #[path = "load/src/process.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the load benchmark's, which needs more of it")]
@@ -108,18 +113,68 @@ where
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let _ = stream.set_nodelay(true);
-            let answer = answer.clone();
-            let service = service_fn(move |request: Request<Incoming>| {
-                let answer = answer(request.uri().path().to_owned());
-                async { Ok::<_, Infallible>(answer.await) }
-            });
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .serve_connection(TokioIo::new(stream), service);
-            tokio::spawn(connection);
+            tokio::spawn(answer_on(stream, answer.clone()));
         }
     });
     Ok(address)
+}
+
+/// The same over TLS, and the folder that holds the authority of its certificate as `ca.pem`.
+#[allow(dead_code, reason = "of one benchmark")]
+pub(crate) async fn serve_tls<A>(
+    answer: impl Fn(String) -> A + Clone + Send + 'static,
+) -> io::Result<(SocketAddr, TempDir)>
+where
+    A: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+{
+    let (acceptor, authority) = identity().map_err(io::Error::other)?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.set_nodelay(true);
+            let (acceptor, answer) = (acceptor.clone(), answer.clone());
+            tokio::spawn(async move {
+                if let Ok(stream) = acceptor.accept(stream).await {
+                    answer_on(stream, answer).await;
+                }
+            });
+        }
+    });
+    Ok((address, authority))
+}
+
+async fn answer_on<A>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    answer: impl Fn(String) -> A + Clone + Send + 'static,
+) where
+    A: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = answer(request.uri().path().to_owned());
+        async { Ok::<_, Infallible>(answer.await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), service);
+    // A client that leaves is no fault.
+    let _ = connection.await;
+}
+
+/// A certificate for loopback, by an authority of its own.
+fn identity() -> Result<(TlsAcceptor, TempDir), Box<dyn std::error::Error + Send + Sync>> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+    let folder = TempDir::new()?;
+    std::fs::write(folder.path().join("ca.pem"), authority.pem())?;
+
+    let key = KeyPair::generate()?;
+    let leaf = CertificateParams::new([Ipv4Addr::LOCALHOST.to_string()])?.signed_by(&key, &authority)?;
+    let key = PrivateKeyDer::try_from(key.serialize_der())?;
+    let config =
+        ServerConfig::builder().with_no_client_auth().with_single_cert(vec![leaf.der().clone()], key)?;
+    Ok((TlsAcceptor::from(Arc::new(config)), folder))
 }
 
 /// A kept-alive connection to the proxy.
