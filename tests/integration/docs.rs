@@ -119,6 +119,21 @@ async fn the_keys_of_each_stage_are_those_of_the_schema() {
     }
 }
 
+#[test]
+fn the_keys_of_a_fan_out_are_those_of_its_description() {
+    let document: Value = serde_json::from_str(include_str!("../../src/fanout/openapi.json")).unwrap();
+    let keys = |schema: &str| -> Vec<String> {
+        document["components"]["schemas"][schema]["properties"].as_object().unwrap().keys().cloned().collect()
+    };
+    assert_eq!(first_column(section("## Fan-out"), "list key"), keys("FanOut"));
+    assert_eq!(first_column(section("## Fan-out"), "call key"), keys("Call"));
+    for answer in blocks("json") {
+        let answer: Value = serde_json::from_str(answer).unwrap();
+        let told = answer.as_object().unwrap().keys().filter(|key| *key != "results");
+        assert!(told.eq(keys("Summary").iter().filter(|key| *key != "system_prompt")), "{answer}");
+    }
+}
+
 #[tokio::test]
 async fn the_metrics_of_the_readme_are_those_of_a_running_process() {
     let upstream = Upstream::answering(|_| Reply::ok("")).await;
