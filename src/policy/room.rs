@@ -48,6 +48,57 @@ impl Room {
     }
 }
 
+/// A body that is being gathered within its room.
+#[derive(Debug)]
+pub struct Gathered {
+    bytes: Vec<u8>,
+    most: usize,
+    room: Room,
+}
+
+impl Gathered {
+    /// One of `most` bytes at most, with `known` of them made ready; `None` where there is no room for those.
+    pub fn new(most: usize, known: usize, mut room: Room) -> Option<Self> {
+        let first = known.min(most);
+        room.take(first).then(|| Self { bytes: Vec::with_capacity(first), most, room })
+    }
+
+    /// Copies a piece. `false`, and nothing is copied: the body would be too large, or there is no room for it.
+    #[must_use]
+    pub fn push(&mut self, piece: &[u8]) -> bool {
+        let length = self.bytes.len() + piece.len();
+        let fits = length <= self.most && self.has_room(length);
+        if fits {
+            self.bytes.extend_from_slice(piece);
+        }
+        fits
+    }
+
+    /// How many bytes more it would take, room aside.
+    pub fn left(&self) -> usize {
+        self.most - self.bytes.len()
+    }
+
+    /// Grows as a `Vec` does, by doubling, where there is room for it.
+    fn has_room(&mut self, length: usize) -> bool {
+        let capacity = self.bytes.capacity();
+        if length <= capacity {
+            return true;
+        }
+        let doubled = capacity.saturating_mul(2).min(self.most).max(length);
+        let grown = [doubled, length].into_iter().find(|grown| self.room.take(grown - capacity));
+        if let Some(grown) = grown {
+            self.bytes.reserve_exact(grown - self.bytes.len());
+        }
+        grown.is_some()
+    }
+
+    /// The body with no room to spare, and what it takes.
+    pub fn finish(self) -> (Box<[u8]>, Room) {
+        (self.bytes.into_boxed_slice(), self.room)
+    }
+}
+
 impl Drop for Room {
     fn drop(&mut self) {
         self.taken.fetch_sub(self.own, Ordering::Relaxed);

@@ -9,16 +9,14 @@ use super::entry::{Entry, Head};
 use super::store::Store;
 use super::{Asked, Times};
 use crate::config::Cache;
-use crate::policy::room::Room;
+use crate::policy::room::Gathered;
 use crate::wire::event_stream;
 
 /// An answer that will be kept when it comes to its end. Dropped before, it leaves nothing.
 #[derive(Debug)]
 pub struct Candidate {
     head: Head,
-    body: Vec<u8>,
-    most: usize,
-    room: Room,
+    body: Gathered,
 }
 
 impl Candidate {
@@ -52,43 +50,24 @@ impl Candidate {
             return None;
         }
         let known = length.and_then(|length| usize::try_from(length).ok()).unwrap_or_default();
-        let first = known.min(FIRST_PIECE);
         let mut room = store.room();
-        let fits = room.take(head.weight() + first);
-        fits.then(|| Self { head, body: Vec::with_capacity(first), most: cfg.max_body, room })
+        let body =
+            room.take(head.weight()).then(|| Gathered::new(cfg.max_body, known.min(FIRST_PIECE), room));
+        Some(Self { head, body: body.flatten()? })
     }
 
     /// Copies a piece of the body. `false`: the answer is larger than what is kept, or too much is on its way
     /// in, so give it up.
     #[must_use]
     pub fn push(&mut self, piece: &[u8]) -> bool {
-        let length = self.body.len() + piece.len();
-        let fits = length <= self.most && self.has_room(length);
-        if fits {
-            self.body.extend_from_slice(piece);
-        }
-        fits
-    }
-
-    /// Grows as a `Vec` does, by doubling, where there is room for it.
-    fn has_room(&mut self, length: usize) -> bool {
-        let capacity = self.body.capacity();
-        if length <= capacity {
-            return true;
-        }
-        let doubled = capacity.saturating_mul(2).min(self.most).max(length);
-        let grown = [doubled, length].into_iter().find(|grown| self.room.take(grown - capacity));
-        if let Some(grown) = grown {
-            self.body.reserve_exact(grown - self.body.len());
-        }
-        grown.is_some()
+        self.body.push(piece)
     }
 
     /// The entry, once the body has come to its proper end. Trailers are not kept, as RFC 9110 section 6.5.1
     /// leaves it to any recipient.
     pub fn complete(self) -> Entry {
-        // A box has no room to spare.
-        Entry::new(self.head, Bytes::from(self.body.into_boxed_slice()))
+        let (body, _) = self.body.finish();
+        Entry::new(self.head, Bytes::from(body))
     }
 }
 
