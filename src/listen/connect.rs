@@ -111,7 +111,7 @@ pub async fn connect(
         let lane = lane(proxy.registry(), config, &asked.authority, asked.arrival.now)?;
         ledger.goes_to(&lane, "");
         egress::check_name(&config.egress, &asked.authority)?;
-        let deadline = Deadline::of(lane.stages().deadline.as_ref(), asked.headers, asked.arrival)?;
+        let deadline = Deadline::of(lane.stages().deadline.as_ref(), asked.headers, asked.arrival, None)?;
         end = deadline.as_ref().map(|deadline| deadline.at);
         dial(proxy, &lane, &asked, deadline.as_ref(), &ledger).await.map(|dialled| (dialled, lane))
     };

@@ -59,9 +59,12 @@ impl AnswerBody {
         }
     }
 
-    /// The reader has what it wants, and gives up the rest.
+    /// The reader has what it wants and gives up the rest: the answer is judged by its head.
     pub fn suffices(self) {
         if let Self::Stream(mut streaming) = self {
+            if let Source::Upstream(tail) = &mut streaming.source {
+                tail.suffices();
+            }
             streaming.ledger.complete();
         }
     }
@@ -135,8 +138,7 @@ pub fn deliver(found: Found, deadline: Option<&Deadline>, ledger: Ledger) -> Ans
             let Whole { response, elapsed, hedge, note, .. } = *whole;
             let told = Told { elapsed, at: Instant::now(), hedge, note };
             let policy = ledger.stages().and_then(|stages| stages.deadline.as_ref());
-            let end =
-                deadline.filter(|end| policy.is_some_and(|policy| end.covers_body(policy.covers, false)));
+            let end = deadline.filter(|end| end.covers_body(policy, false));
             whole_answer(response, end.map(|end| end.at), told, ledger)
         }
     }
@@ -246,6 +248,11 @@ pub fn refusal(error: Error, mut ledger: Ledger, deadline: Option<Instant>) -> R
     }
     ledger.fails(error);
     response
+}
+
+/// The problem JSON of an answer that breaks off with `error`.
+pub fn problem(error: &Error, ledger: &Ledger, deadline: Option<Instant>) -> Bytes {
+    respond::error::problem(error, context(ledger, deadline, &[]))
 }
 
 fn context<'a>(
@@ -420,7 +427,7 @@ impl Streaming {
 
     fn last_words(&self, error: &Error) -> Option<Bytes> {
         let events = self.events?;
-        events.last_words(&respond::error::problem(error, context(&self.ledger, self.source.end(), &[])))
+        events.last_words(&problem(error, &self.ledger, self.source.end()))
     }
 }
 

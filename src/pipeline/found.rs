@@ -207,10 +207,8 @@ impl Live {
         let Self { head, hedge, note, recorder } = self;
         let Head { mut response, exchange, judge, permit, lane, elapsed, .. } = *head;
         let is_stream = is_stream(response.headers());
-        let end = deadline.filter(|deadline| {
-            let policy = lane.stages().deadline.as_ref();
-            policy.is_some_and(|policy| deadline.covers_body(policy.covers, is_stream))
-        });
+        let end =
+            deadline.filter(|deadline| deadline.covers_body(lane.stages().deadline.as_ref(), is_stream));
         hop_by_hop::strip(response.headers_mut());
         let tail = Tail::new(exchange, judge, permit, lane, end.cloned(), at);
         Opened { response, tail, hedge, elapsed, at, note, recorder }

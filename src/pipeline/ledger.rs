@@ -181,7 +181,9 @@ impl Ledger {
     }
 
     fn count_deadline(&self, stage: crate::error::Stage) {
-        self.metrics().deadline_exceeded(stage);
+        if !self.is_own {
+            self.metrics().deadline_exceeded(stage);
+        }
     }
 
     /// The upstream's metrics; those of `default` while no upstream is known.

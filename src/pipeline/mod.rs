@@ -120,8 +120,7 @@ pub async fn travel(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> T
 
         // 2. Deadline: one instant for everything below.
         let policy = lane.stages().deadline.as_ref();
-        let own = Deadline::of(policy, &intake.head.headers, intake.arrival)?;
-        deadline = [own, intake.within.clone()].into_iter().flatten().reduce(Deadline::or_earlier);
+        deadline = Deadline::of(policy, &intake.head.headers, intake.arrival, intake.within.clone())?;
         let call = target::call(proxy, intake, &lane, target, &ledger);
         let mut errand = Errand {
             proxy: proxy.clone(),

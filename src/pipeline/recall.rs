@@ -269,7 +269,7 @@ pub fn renewal(errand: Errand) -> Errand {
     ] {
         call.headers.remove(name);
     }
-    let policy = lane.stages().deadline.clone().unwrap_or(UNBOUNDED);
-    let deadline = Deadline::of(Some(&policy), &HeaderMap::new(), Arrival::now()).ok().flatten();
+    let policy = lane.stages().deadline.as_ref().unwrap_or(&UNBOUNDED);
+    let deadline = Deadline::by(policy, &HeaderMap::new(), Arrival::now()).ok();
     Errand { proxy, lane, call, deadline, recall, is_renewal: true }
 }

@@ -66,17 +66,35 @@ impl Arrival {
 }
 
 impl Deadline {
-    /// Finds the deadline of a call with these `headers`; `None` when the stage is off.
+    /// The deadline of a call with these `headers`, `within` that of what it is a part of; `None` when the
+    /// stage is off.
     ///
     /// # Errors
-    /// [`Error::InvalidDeadline`] for a field that cannot be used, [`Error::DeadlineExceeded`] when
-    /// it has passed already.
+    /// Those of [`Deadline::by`].
     pub fn of(
         policy: Option<&config::Deadline>,
         headers: &HeaderMap,
         arrival: Arrival,
+        within: Option<Self>,
     ) -> Result<Option<Self>, Error> {
-        let Some(policy) = policy else { return Ok(None) };
+        let Some(policy) = policy else { return Ok(within) };
+        let own = Self::by(policy, headers, arrival)?;
+        Ok(Some(match within {
+            None => own,
+            // The policy's default is for calls that bring no deadline, and this one does.
+            Some(within) if own.bound == Bound::Default => {
+                within.or_earlier(Self::after(arrival, policy.max, policy.reserve, Bound::Max))
+            }
+            Some(within) => own.or_earlier(within),
+        }))
+    }
+
+    /// What the caller asks for with `headers` under `policy`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidDeadline`] for a field that cannot be used, [`Error::DeadlineExceeded`] when
+    /// it has passed already.
+    pub fn by(policy: &config::Deadline, headers: &HeaderMap, arrival: Arrival) -> Result<Self, Error> {
         let given = given(headers)?;
         if let Some(given) = given {
             check_date(given.at, policy, arrival)?;
@@ -110,14 +128,14 @@ impl Deadline {
             }
         };
         let words = given.filter(|given| given.at == end).map(|given| given.value.clone());
-        Ok(Some(Self {
+        Ok(Self {
             at: arrival.now + (left - policy.reserve.min(left / 10)),
             bound,
             is_callers: matches!(bound, Bound::Header | Bound::Grpc | Bound::SdkHint),
             wall: end,
             words,
             grpc_end: headers.contains_key(&GRPC_TIMEOUT).then(|| arrival.now + left),
-        }))
+        })
     }
 
     /// One that a fan-out sets for its calls: `left` after `arrival`, less the `reserve`.
@@ -149,12 +167,14 @@ impl Deadline {
     }
 
     /// Whether the body of an answer is bounded as well as its head. By itself a deadline of the
-    /// policy ends at the head of a stream, which then has `stream_idle`.
-    pub fn covers_body(&self, covers: Covers, is_stream: bool) -> bool {
-        match covers {
-            Covers::Head => false,
-            Covers::Body => true,
-            Covers::Auto => self.is_callers || !is_stream,
+    /// policy ends at the head of a stream, which then has `stream_idle`. A fan-out wants whole answers.
+    pub fn covers_body(&self, policy: Option<&config::Deadline>, is_stream: bool) -> bool {
+        let is_fan_outs = matches!(self.bound, Bound::FanOut | Bound::FanOutCall);
+        match policy.map(|policy| policy.covers) {
+            _ if is_fan_outs => true,
+            None | Some(Covers::Head) => false,
+            Some(Covers::Body) => true,
+            Some(Covers::Auto) => self.is_callers || !is_stream,
         }
     }
 
@@ -225,7 +245,7 @@ mod tests {
         let headers = HeaderMap::from_iter([(STAINLESS_TIMEOUT.clone(), endless)]);
         let config = config::embedded();
         let policy = config.defaults.stages.deadline.as_ref();
-        let deadline = Deadline::of(policy, &headers, Arrival::now()).unwrap().unwrap();
+        let deadline = Deadline::of(policy, &headers, Arrival::now(), None).unwrap().unwrap();
         assert_eq!(deadline.bound, Bound::Default);
     }
 }

@@ -73,7 +73,7 @@ fn check(data: &[u8]) {
 
 fn check_together(data: &[u8]) {
     let arrival = Arrival { wall: UNIX_EPOCH + Duration::from_secs(1_800_000_000), ..Arrival::now() };
-    let Ok(Some(deadline)) = Deadline::of(Some(&*POLICY), &fields(data), arrival) else { return };
+    let Ok(Some(deadline)) = Deadline::of(Some(&*POLICY), &fields(data), arrival, None) else { return };
     assert!(deadline.at > arrival.now, "a deadline that has passed was let in");
     assert!(deadline.at <= arrival.now + POLICY.max, "more than the policy's most");
     let told = parse_deadline(deadline.told.as_bytes()).expect("the next hop can read it");
