@@ -65,6 +65,8 @@ pub enum Error {
     },
     /// No permit, and no place in the queue or none that would come up in time.
     BulkheadFull,
+    /// All fan-outs together hold the memory that they may.
+    FanOutsFull,
     /// The process ends before the call could.
     ShuttingDown,
     /// The name does not resolve.
@@ -266,7 +268,7 @@ impl Error {
             Self::EgressDenied { .. } => "egress_denied",
             Self::RateLimited { .. } => "rate_limited",
             Self::CircuitOpen { .. } => "circuit_open",
-            Self::BulkheadFull => "bulkhead_full",
+            Self::BulkheadFull | Self::FanOutsFull => "bulkhead_full",
             Self::ShuttingDown => "shutting_down",
             Self::DnsFailed(_) => "dns_failed",
             Self::DnsTimeout => "dns_timeout",
@@ -299,7 +301,7 @@ impl Error {
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::EgressDenied { .. } => StatusCode::FORBIDDEN,
             Self::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::CircuitOpen { .. } | Self::BulkheadFull | Self::ShuttingDown => {
+            Self::CircuitOpen { .. } | Self::BulkheadFull | Self::FanOutsFull | Self::ShuttingDown => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::DnsFailed(_)
@@ -336,7 +338,7 @@ impl Error {
             Self::EgressDenied { by_address: true, .. } => "destination_ip_prohibited",
             Self::EgressDenied { by_address: false, .. } => "http_request_denied",
             Self::CircuitOpen { .. } | Self::ShuttingDown => "destination_unavailable",
-            Self::BulkheadFull => "connection_limit_reached",
+            Self::BulkheadFull | Self::FanOutsFull => "connection_limit_reached",
             Self::DnsFailed(_) => "dns_error",
             Self::DnsTimeout => "dns_timeout",
             Self::ConnectFailed(_) => "connection_refused",
@@ -362,6 +364,7 @@ impl Error {
         match self {
             Self::RateLimited { .. }
             | Self::BulkheadFull
+            | Self::FanOutsFull
             | Self::ShuttingDown
             | Self::DnsFailed(_)
             | Self::DnsTimeout
@@ -422,7 +425,7 @@ impl Error {
             | Self::UpstreamInvalid(_)
             | Self::DeadlineExceeded { bound: Bound::AttemptTimeout, .. } => Origin::Attempt,
             Self::DeadlineExceeded { .. } => Origin::Deadline,
-            Self::ShuttingDown | Self::Internal(_) => Origin::Process,
+            Self::FanOutsFull | Self::ShuttingDown | Self::Internal(_) => Origin::Process,
         }
     }
 
@@ -473,7 +476,7 @@ impl Error {
             Self::EgressDenied { .. } => "egress denied",
             Self::RateLimited { .. } => "rate limited",
             Self::CircuitOpen { .. } => "circuit open",
-            Self::BulkheadFull => "bulkhead full",
+            Self::BulkheadFull | Self::FanOutsFull => "bulkhead full",
             Self::ShuttingDown => "shutting down",
             Self::DnsFailed(_) => "name resolution failed",
             Self::DnsTimeout => "name resolution timed out",
@@ -517,6 +520,7 @@ impl Error {
             Self::BulkheadFull => {
                 format!("{upstream} has all its permits out and no place in its queue in time")
             }
+            Self::FanOutsFull => "fan-outs hold all the memory that they may; some must be read first".into(),
             Self::ShuttingDown => "hedgerow is leaving".into(),
             Self::DnsFailed(_) => format!("the name of {upstream} does not resolve"),
             Self::DnsTimeout => format!("no answer for the name of {upstream} within dns.timeout"),

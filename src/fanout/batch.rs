@@ -48,12 +48,12 @@ pub struct Batch {
     request_id: String,
     arrival: Arrival,
     waiting: VecDeque<(usize, Ask)>,
-    /// Calls that cannot be made.
-    faulty: VecDeque<(usize, Missing)>,
+    /// Calls that have no result, and of which that has still to be said.
+    failed: VecDeque<(usize, Missing)>,
     running: FuturesUnordered<Running>,
     max_concurrent: usize,
     min_results: Option<usize>,
-    grace: Duration,
+    grace: Option<Duration>,
     tally: Tally,
     timer: Pin<Box<Sleep>>,
     /// What the timer stands for.
@@ -90,13 +90,13 @@ impl Batch {
         let Ready { plan, deadline, trace, room } = ready;
         let total = deadline.total(arrival);
         let Plan { max_concurrent, min_results, grace, wants_prompt, calls, .. } = plan;
-        let (mut waiting, mut faulty) = (VecDeque::new(), VecDeque::new());
+        let (mut waiting, mut failed) = (VecDeque::new(), VecDeque::new());
         let mut names = Vec::with_capacity(calls.len());
         for (at, Planned { id, is_optional, ask }) in calls.into_iter().enumerate() {
             names.push((id, is_optional));
             match ask {
                 Ok(ask) => waiting.push_back((at, ask)),
-                Err(fault) => faulty.push_back((at, Missing::because("invalid_request", fault))),
+                Err(fault) => failed.push_back((at, Missing::because("invalid_request", fault))),
             }
         }
         Self {
@@ -111,12 +111,12 @@ impl Batch {
                 config,
                 deadline,
                 trace: Arc::new(trace),
-                has_enough: Arc::default(),
+                is_over: Arc::default(),
             },
             request_id: request_id.to_owned(),
             arrival,
             waiting,
-            faulty,
+            failed,
             running: FuturesUnordered::new(),
             max_concurrent,
             min_results,
@@ -138,6 +138,11 @@ impl Batch {
         &self.common.proxy
     }
 
+    /// The language of what is said, and when the last of it is known.
+    pub fn terms(&self) -> (Language, Instant) {
+        (self.tally.language(), self.common.deadline.at)
+    }
+
     /// What has come of it so far.
     pub fn tally(&self) -> &Tally {
         &self.tally
@@ -149,112 +154,119 @@ impl Batch {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
-        if let Some((at, missing)) = self.faulty.pop_front() {
-            return Poll::Ready(self.settle(at, Outcome::Missing(missing)));
-        }
-        if self.common.proxy.is_ending() && self.until != Until::Over {
-            self.until = Until::Leaving;
-            self.waiting.clear();
-            self.running.clear();
+        if self.common.proxy.is_ending() && !matches!(self.until, Until::Leaving | Until::Over) {
+            self.leave();
         }
         loop {
-            self.start_waiting();
+            if let Some((at, missing)) = self.failed.pop_front() {
+                return Poll::Ready(self.settle(at, Outcome::Missing(missing)));
+            }
+            if self.until == Until::Deadline && self.has_enough() {
+                self.until = Until::Grace;
+                let end = Instant::now() + self.grace.unwrap_or_default();
+                self.timer.as_mut().reset(end.min(self.common.deadline.at));
+            }
+            if self.until == Until::Deadline {
+                self.start_waiting();
+            }
             match self.running.poll_next_unpin(cx) {
                 Poll::Ready(Some((at, Outcome::Missing(missing)))) if missing.is_deadline() => {
                     self.tally.misses(at, missing);
                     self.late.push(at);
                 }
                 Poll::Ready(Some((at, outcome))) => return Poll::Ready(self.settle(at, outcome)),
-                Poll::Ready(None) if self.waiting.is_empty() => return Poll::Ready(self.end()),
-                Poll::Ready(None) | Poll::Pending => {
-                    if self.has_enough() {
-                        self.wait_for_grace();
-                    }
-                    match self.timer.as_mut().poll(cx) {
-                        Poll::Pending => return Poll::Pending,
-                        Poll::Ready(()) => self.time_is_up(),
-                    }
+                Poll::Ready(None) if self.fail_open() => {}
+                Poll::Ready(None) => return Poll::Ready(self.end()),
+                Poll::Pending => {
+                    std::task::ready!(self.timer.as_mut().poll(cx));
+                    self.time_is_up();
                 }
             }
         }
     }
 
     fn start_waiting(&mut self) {
+        if !self.waiting.is_empty() && self.is_late() {
+            self.drop_waiting();
+        }
         while self.running.len() < self.max_concurrent
             && let Some((at, ask)) = self.waiting.pop_front()
         {
             let id = format!("{}.{at}", self.request_id);
-            let call = item::run(self.common.clone(), ask, id);
+            let call = item::run(self.common.clone(), at, ask, id);
             self.running.push(Box::pin(async move { (at, call.await) }));
         }
     }
 
     fn settle(&mut self, at: usize, outcome: Outcome) -> Event {
         match &outcome {
-            Outcome::Result(result) => self.tally.results(at, result.source),
+            Outcome::Result(result) => self.tally.results(at, result.source, result.is_truncated),
             Outcome::Missing(missing) => self.tally.misses(at, missing.clone()),
         }
         Event::Settled(at, outcome)
     }
 
-    /// Whether the answer is not to wait for those that are still under way.
+    /// Whether the answer is not to wait much longer for those that are still open: as many results have come as
+    /// were asked for, or, where a grace was given, all calls have ended that are not optional.
     fn has_enough(&self) -> bool {
-        self.min_results.is_some_and(|least| self.tally.result_count() >= least)
-            || self.tally.only_optional_are_open()
+        match self.min_results {
+            Some(least) => self.tally.real_results() >= least,
+            None => self.grace.is_some() && self.tally.only_optional_are_open(),
+        }
     }
 
-    fn wait_for_grace(&mut self) {
-        if self.until == Until::Deadline {
-            self.until = Until::Grace;
-            let end = self.common.deadline.at.min(Instant::now() + self.grace);
-            self.timer.as_mut().reset(end);
-        }
+    /// The process leaves: each call is told so when it is asked how it is.
+    fn leave(&mut self) {
+        self.until = Until::Leaving;
+        self.waiting.clear();
+        let running = std::mem::take(&mut self.running);
+        self.running.extend(running);
     }
 
     fn time_is_up(&mut self) {
-        let is_late = Instant::now() >= self.common.deadline.at;
-        match self.until {
-            Until::Deadline => {
-                self.drop_waiting(is_late);
-                self.until = Until::Overtime;
-                self.timer.as_mut().reset(self.common.deadline.at + OVERTIME);
-            }
-            Until::Grace | Until::Overtime | Until::Leaving | Until::Over => {
-                self.drop_waiting(is_late);
-                self.common.has_enough.store(!is_late, Ordering::Relaxed);
-                self.running.clear();
-            }
+        if self.is_late() && matches!(self.until, Until::Deadline | Until::Grace) {
+            self.drop_waiting();
+            self.until = Until::Overtime;
+            self.timer.as_mut().reset(self.common.deadline.at + OVERTIME);
+            return;
         }
+        self.common.is_over.store(true, Ordering::Relaxed);
+        self.waiting.clear();
+        self.running.clear();
     }
 
-    /// Calls that have not begun never will.
-    fn drop_waiting(&mut self, is_late: bool) {
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.common.deadline.at
+    }
+
+    /// Calls that have not begun by the deadline never will.
+    fn drop_waiting(&mut self) {
         for (at, _) in std::mem::take(&mut self.waiting) {
-            if is_late {
-                let message =
-                    format!("not begun: max_concurrent ({}) calls were under way", self.max_concurrent);
-                self.tally.misses(at, Missing::deadline(message));
-                self.late.push(at);
-            }
+            let message = format!("not begun: max_concurrent ({}) calls were under way", self.max_concurrent);
+            self.tally.misses(at, Missing::deadline(message));
+            self.late.push(at);
         }
     }
 
-    /// Nothing is under way any more.
-    fn end(&mut self) -> Event {
-        let dropped: Vec<usize> = self.tally.open().collect();
-        for at in dropped {
+    /// Nothing is under way any more: what has not ended will not. Whether there is any of that.
+    fn fail_open(&mut self) -> bool {
+        let open: Vec<usize> = self.tally.open().collect();
+        for at in &open {
             let why = match self.until {
-                Until::Overtime => Missing::deadline("the fan-out's deadline struck"),
                 Until::Leaving => Missing::because("shutting_down", "hedgerow is leaving"),
-                Until::Deadline | Until::Grace | Until::Over => {
-                    Missing::because(NOT_AWAITED, "enough other results had come")
+                Until::Grace => Missing::because(NOT_AWAITED, "enough other results had come"),
+                Until::Deadline | Until::Overtime | Until::Over => {
+                    self.tally.misses(*at, Missing::deadline("the fan-out's deadline struck"));
+                    self.late.push(*at);
+                    continue;
                 }
             };
-            if why.is_deadline() {
-                self.late.push(at);
-            }
-            self.tally.misses(at, why);
+            self.failed.push_back((*at, why));
         }
+        !open.is_empty()
+    }
+
+    fn end(&mut self) -> Event {
         if !self.late.is_empty() {
             self.late.sort_unstable();
             return Event::Struck(std::mem::take(&mut self.late));

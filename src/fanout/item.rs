@@ -5,11 +5,13 @@
 //! that hangs until the deadline would leave none for the second. The first acceptable answer counts, and
 //! the other request is cancelled.
 
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::header::{HeaderMap, HeaderValue};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -24,7 +26,7 @@ use crate::pipeline::answer::AnswerBody;
 use crate::pipeline::ledger::Ledger;
 use crate::pipeline::{Arrived, Intake, Proxy, travel};
 use crate::policy::deadline::{Arrival, Deadline};
-use crate::policy::room::Room;
+use crate::policy::room::{Gathered, Room};
 use crate::telemetry::metrics::Source;
 use crate::wire::incoming::IncomingBody;
 
@@ -52,8 +54,8 @@ pub struct CallResult {
     pub elapsed: Duration,
     /// Where it comes from.
     pub source: Source,
-    /// Holds its memory.
-    pub room: Room,
+    /// Hold its memory: the fields', and the body's.
+    pub rooms: (Room, Option<Room>),
 }
 
 /// Why a call has no result.
@@ -67,6 +69,23 @@ pub struct Missing {
     pub status: Option<StatusCode>,
     /// When another call may do better, where that is known.
     pub retry_after: Option<Duration>,
+}
+
+impl Outcome {
+    /// Whether it is an upstream's answer, and nothing that stands in for one.
+    pub fn is_real(&self) -> bool {
+        matches!(self, Self::Result(result) if !matches!(result.source, Source::Stale | Source::Degraded))
+    }
+
+    /// The same from a call's backup, whose own answers stand in.
+    fn by_backup(mut self) -> Self {
+        if let Self::Result(result) = &mut self
+            && !matches!(result.source, Source::Stale | Source::Degraded)
+        {
+            result.source = Source::Backup;
+        }
+        self
+    }
 }
 
 impl Missing {
@@ -85,23 +104,36 @@ impl Missing {
         self.error == DEADLINE
     }
 
-    fn of(error: &Error, upstream: &str) -> Self {
+    /// `policy` is the upstream's name there.
+    fn of(error: &Error, policy: Option<&str>, place: &Place) -> Self {
         let now = Instant::now();
-        let word = match error {
-            Error::DeadlineExceeded { bound: Bound::FanOut, .. } => DEADLINE,
-            error => error.word(),
+        let (word, name) = match error {
+            Error::DeadlineExceeded { bound: Bound::FanOut, .. } => (DEADLINE, ""),
+            // The name is a part of the key to edit.
+            Error::DeadlineExceeded { .. } => (error.word(), policy.unwrap_or(DEFAULT)),
+            error => (error.word(), place.name(policy)),
         };
         Self {
             retry_after: error.retry_at().map(|at| at.saturating_duration_since(now)),
-            ..Self::because(word, error.detail(upstream, now))
+            ..Self::because(word, error.detail(name, now))
         }
     }
 
-    fn status(status: StatusCode, upstream: &str) -> Self {
-        let message = format!("{upstream} answered {}", status.as_u16());
+    fn status(status: StatusCode, policy: Option<&str>, place: &Place) -> Self {
+        let message = format!("{} answered {}", place.name(policy), status.as_u16());
         Self { status: Some(status), ..Self::because("upstream_status", message) }
     }
 }
+
+impl Place {
+    /// What a person calls it: the policy's name, or its own where no policy names it.
+    fn name<'a>(&'a self, policy: Option<&'a str>) -> &'a str {
+        policy.filter(|name| *name != DEFAULT).unwrap_or(&self.authority)
+    }
+}
+
+/// The policy's name for upstreams that it does not name.
+const DEFAULT: &str = "default";
 
 /// The fan-out's deadline came first.
 pub const DEADLINE: &str = "deadline";
@@ -119,12 +151,13 @@ pub struct Common {
     pub deadline: Deadline,
     /// Fields that every request gets where it has none of the name.
     pub trace: Arc<HeaderMap>,
-    /// Enough has come: what is dropped now, nobody has left.
-    pub has_enough: Arc<AtomicBool>,
+    /// The fan-out needs no more: what is dropped from now on is not left by its client.
+    pub is_over: Arc<AtomicBool>,
 }
 
-/// Makes the call, whose requests are known by `id` in the log. Dropping the future cancels it.
-pub async fn run(common: Common, ask: Ask, id: String) -> Outcome {
+/// Makes the call with this number in the list, whose requests are known by `id` in the log. Dropping the future
+/// cancels it.
+pub async fn run(common: Common, number: usize, ask: Ask, id: String) -> Outcome {
     // So many at once that a wait here means a fault elsewhere; it ends with the fan-out.
     let _place = common.proxy.fan_out_places().acquire().await;
     let deadline = match ask.timeout {
@@ -135,10 +168,16 @@ pub async fn run(common: Common, ask: Ask, id: String) -> Outcome {
         None => common.deadline.clone(),
     };
     let started = Instant::now();
-    let call =
-        Call { common: &common, ask: &ask, deadline: &deadline, id: &id, is_decided: AtomicBool::new(false) };
+    let call = Call {
+        common: &common,
+        number,
+        ask: &ask,
+        deadline: &deadline,
+        id: &id,
+        is_decided: AtomicBool::new(false),
+    };
     let mut outcome = match &ask.backup {
-        None => call.fetch(&ask.place).await,
+        None => call.fetch("url", &ask.place).await,
         Some(backup) => Box::pin(call.with_backup(backup)).await,
     };
     if let Outcome::Result(result) = &mut outcome {
@@ -150,6 +189,7 @@ pub async fn run(common: Common, ask: Ask, id: String) -> Outcome {
 /// One call under way.
 struct Call<'a> {
     common: &'a Common,
+    number: usize,
     ask: &'a Ask,
     deadline: &'a Deadline,
     id: &'a str,
@@ -164,36 +204,38 @@ impl Call<'_> {
             true => now + self.deadline.at.saturating_duration_since(now) / 2,
             false => self.deadline.at,
         };
-        let mut first = pin!(self.fetch(&self.ask.place));
-        let failed = tokio::select! {
+        let mut first = pin!(self.fetch("url", &self.ask.place));
+        let mut ended = tokio::select! {
             biased;
-            outcome = &mut first => match outcome {
-                Outcome::Result(_) => return outcome,
-                Outcome::Missing(missing) => Some(missing),
-            },
+            outcome = &mut first => Some(outcome),
             () = sleep_until(patience) => None,
         };
-        let mut second = pin!(self.fetch(backup));
-        let (mut failed, mut has_second_failed) = (failed, false);
-        // The first result wins. When there is none, the call's own place says why.
+        // Nothing is begun after the deadline.
+        if let Some(outcome) =
+            ended.take_if(|outcome| outcome.is_real() || Instant::now() >= self.deadline.at)
+        {
+            return outcome;
+        }
+        let mut second = pin!(self.fetch("backup", backup));
+        let mut second_ended: Option<Outcome> = None;
         loop {
             tokio::select! {
                 biased;
-                outcome = &mut first, if failed.is_none() => match outcome {
-                    Outcome::Missing(missing) => failed = Some(missing),
-                    result @ Outcome::Result(_) => return self.decided(result),
+                outcome = &mut first, if ended.is_none() => match outcome.is_real() {
+                    true => return self.decided(outcome),
+                    false => ended = Some(outcome),
                 },
-                outcome = &mut second, if !has_second_failed => match outcome {
-                    Outcome::Missing(_) => has_second_failed = true,
-                    Outcome::Result(mut result) => {
-                        result.source = Source::Backup;
-                        return self.decided(Outcome::Result(result));
-                    }
+                outcome = &mut second, if second_ended.is_none() => match outcome.by_backup() {
+                    outcome if outcome.is_real() => return self.decided(outcome),
+                    outcome => second_ended = Some(outcome),
                 },
             }
-            if let (Some(missing), true) = (&failed, has_second_failed) {
-                return Outcome::Missing(missing.clone());
-            }
+            // What stands in is better than nothing; of two that failed the call's own place says why.
+            (ended, second_ended) = match (ended, second_ended) {
+                (Some(Outcome::Missing(_)), Some(result @ Outcome::Result(_))) => return result,
+                (Some(outcome), Some(_)) => return outcome,
+                undecided => undecided,
+            };
         }
     }
 
@@ -204,14 +246,16 @@ impl Call<'_> {
 
     /// Nobody waits for a request of this call any more, but not because its client has left.
     fn is_superseded(&self) -> bool {
-        self.is_decided.load(Ordering::Relaxed) || self.common.has_enough.load(Ordering::Relaxed)
+        self.is_decided.load(Ordering::Relaxed) || self.common.is_over.load(Ordering::Relaxed)
     }
 
-    async fn fetch(&self, place: &Place) -> Outcome {
+    /// Asks the place that the call names under `key`.
+    async fn fetch(&self, key: &str, place: &Place) -> Outcome {
         let Common { proxy, config, trace, .. } = self.common;
         let (ask, arrival) = (self.ask, Arrival::now());
         if proxy.registry().dialer().is_named_own(&place.authority, place.scheme.default_port()) {
-            return Outcome::Missing(Missing::because("invalid_request", "the URL names hedgerow itself"));
+            let message = format!("calls[{}].{key}: names hedgerow itself", self.number);
+            return Outcome::Missing(Missing::because("invalid_request", message));
         }
         let request_id =
             HeaderValue::from_str(self.id).map_or(RequestId::Ours(fastrand::u64(..)), RequestId::Theirs);
@@ -240,48 +284,59 @@ impl Call<'_> {
             within: Some(self.deadline.clone()),
             interim: None,
         };
-        let travelling = pin!(travel(proxy, intake, ledger));
-        // Dropped before what it speaks for.
-        let leave = Leave { call: self, progress };
-        let travelled = travelling.await;
+        let travelled = self.unless_superseded(&progress, travel(proxy, intake, ledger)).await;
 
-        let upstream: Arc<str> = match travelled.ledger.upstream() {
-            None | Some("default") => place.authority.as_str().into(),
-            Some(name) => name.into(),
+        let policy: Option<Arc<str>> = travelled.ledger.upstream().map(Arc::from);
+        let policy = policy.as_deref();
+        let (missing, source) = match &travelled.found {
+            Err(error) => (Some(Missing::of(error, policy, place)), Source::Primary),
+            Ok(found) if !found.is_acceptable() => {
+                (Some(Missing::status(found.status(), policy, place)), Source::Primary)
+            }
+            Ok(found) => (None, found.source()),
         };
-        let missing = match &travelled.found {
-            Err(error) => Some(Missing::of(error, &upstream)),
-            Ok(found) if !found.is_acceptable() => Some(Missing::status(found.status(), &upstream)),
-            Ok(_) => None,
-        };
-        let source = travelled.found.as_ref().map_or(Source::Primary, |found| found.source());
         let Arrived::Answer(answer) = travelled.deliver() else {
-            return Outcome::Missing(Missing::because(
-                "upstream_invalid",
-                "the upstream changed the protocol unasked",
-            ));
+            let message = format!("{} changed the protocol unasked", place.name(policy));
+            return Outcome::Missing(Missing::because("upstream_invalid", message));
         };
         let (head, body) = answer.response.into_parts();
-        let mut room = proxy.fan_out_memory().share();
         if let Some(missing) = missing {
-            // Read for the connection's sake, which otherwise could not be used again.
-            let _ = read(body, ODD_BODY, &mut room).await;
+            read_what_is_there(body);
             return Outcome::Missing(missing);
         }
-        let read = read(body, ask.max_body, &mut room).await;
-        drop(leave);
-        match read {
-            Err(error) => Outcome::Missing(Missing::of(&error, &upstream)),
-            Ok((body, is_truncated)) => Outcome::Result(Box::new(CallResult {
-                status: head.status,
-                content: Content::of(body, is_truncated, &head.headers),
-                headers: head.headers,
-                is_truncated,
-                elapsed: Duration::ZERO,
-                source,
-                room,
-            })),
+        let mut room = proxy.fan_out_memory().share();
+        if !room.take(weight(&head.headers)) {
+            body.suffices();
+            return Outcome::Missing(Missing::of(&Error::FanOutsFull, policy, place));
         }
+        let reading = read(body, ask.max_body, proxy.fan_out_memory().share());
+        match self.unless_superseded(&progress, reading).await {
+            Err(error) => Outcome::Missing(Missing::of(&error, policy, place)),
+            Ok((body, is_truncated)) => {
+                let (body, body_room) = body.map_or((Box::default(), None), |body| {
+                    let (body, room) = body.finish();
+                    (body, Some(room))
+                });
+                let (content, headers) = content(body.into_vec(), is_truncated, head.headers).await;
+                Outcome::Result(Box::new(CallResult {
+                    status: head.status,
+                    content,
+                    headers,
+                    is_truncated,
+                    elapsed: Duration::ZERO,
+                    source,
+                    rooms: (room, body_room),
+                }))
+            }
+        }
+    }
+
+    /// Waits for `work`; when that is dropped, it says first where nobody needs it any more.
+    async fn unless_superseded<T>(&self, progress: &Arc<Progress>, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        // Made later, so it is dropped earlier.
+        let _leave = Leave { call: self, progress: progress.clone() };
+        work.as_mut().await
     }
 }
 
@@ -299,28 +354,52 @@ impl Drop for Leave<'_> {
     }
 }
 
-/// What is read of a body that nobody is shown.
-const ODD_BODY: usize = 16 << 10;
-
-/// Reads at most `limit` bytes, and whether there are more.
-async fn read(mut body: AnswerBody, limit: usize, room: &mut Room) -> Result<(Vec<u8>, bool), Error> {
-    let length = http_body::Body::size_hint(&body).lower();
-    let mut read = Vec::with_capacity(limit.min(usize::try_from(length).unwrap_or(limit)).min(PREPARED));
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
-        let fits = data.len().min(limit - read.len());
-        if !room.take(fits) {
-            body.suffices();
-            return Ok((read, true));
-        }
-        read.extend_from_slice(&data[..fits]);
-        if fits < data.len() {
-            body.suffices();
-            return Ok((read, true));
-        }
-    }
-    Ok((read, false))
+/// Bytes of memory, nearly, of a head that is kept.
+fn weight(headers: &HeaderMap) -> usize {
+    const FIELD: usize = 128;
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD).sum()
 }
 
-/// Memory is made ready for so much on an upstream's word alone.
-const PREPARED: usize = 64 << 10;
+/// A body that nobody is shown: when all of it has come with its head, the connection can be used again.
+fn read_what_is_there(mut body: AnswerBody) {
+    const FRAMES: usize = 16;
+    for _ in 0..FRAMES {
+        match body.frame().now_or_never() {
+            Some(Some(Ok(_))) => {}
+            Some(None | Some(Err(_))) => return,
+            None => break,
+        }
+    }
+    body.suffices();
+}
+
+/// Reads at most `limit` bytes, and whether there are more or had no room.
+async fn read(mut body: AnswerBody, limit: usize, room: Room) -> Result<(Option<Gathered>, bool), Error> {
+    /// Memory is made ready for so much on an upstream's word alone.
+    const PREPARED: usize = 64 << 10;
+    let length = usize::try_from(http_body::Body::size_hint(&body).lower()).unwrap_or(PREPARED);
+    let Some(mut gathered) = Gathered::new(limit, length.min(PREPARED), room) else {
+        body.suffices();
+        return Ok((None, true));
+    };
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        let fits = &data[..data.len().min(gathered.left())];
+        if !gathered.push(fits) || fits.len() < data.len() {
+            body.suffices();
+            return Ok((Some(gathered), true));
+        }
+    }
+    Ok((Some(gathered), false))
+}
+
+/// Looks what the body is. A large one elsewhere: meanwhile the other calls of the fan-out go on.
+async fn content(body: Vec<u8>, is_truncated: bool, headers: HeaderMap) -> (Content, HeaderMap) {
+    const LARGE: usize = 256 << 10;
+    if body.len() < LARGE {
+        return (Content::of(body, is_truncated, &headers), headers);
+    }
+    let look = move || (Content::of(body, is_truncated, &headers), headers);
+    // It fails only with the process.
+    tokio::task::spawn_blocking(look).await.unwrap_or((Content::Empty, HeaderMap::new()))
+}

@@ -16,6 +16,7 @@ use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use super::batch::{Batch, Event};
+use super::content::write_json;
 use super::item::{CallResult, Outcome};
 use super::{JSON, millis, ok};
 use crate::error::Error;
@@ -23,7 +24,7 @@ use crate::pipeline::answer::{Answer, AnswerBody};
 use crate::pipeline::found::Note;
 use crate::pipeline::ledger::Ledger;
 
-/// An answer up to this size goes out in one piece, and says how long it is.
+/// Results up to this size together go out in one piece, which says how long it is.
 const ONE_PIECE: usize = 64 << 10;
 
 /// Runs the calls and answers with what came. Dropping the future cancels them.
@@ -37,27 +38,28 @@ pub async fn answer(mut batch: Batch, mut ledger: Ledger) -> Answer {
         }
     }
     came.sort_unstable_by_key(|(at, _)| *at);
-    let language = batch.tally().language();
     let mut head = serde_json::to_vec(&batch.summary()).unwrap_or_default();
     // The object goes on with the results.
     head.pop();
     head.extend_from_slice(br#","results":{"#);
-    let size: usize = came.iter().map(|(_, result)| result.content.len()).sum();
+    let size: usize = came.iter().map(|(_, result)| result.size()).sum();
     let results = came.into_iter().map(|(at, result)| (batch.tally().id(at).to_owned(), result)).collect();
-    let pieces = Pieces { head: Some(head), results, is_first: true, is_over: false };
+    let terms = batch.terms();
     drop(batch);
+    let pieces = Pieces { head: Some(head), results, is_first: true, is_over: false };
 
     ledger.answers(StatusCode::OK, None, Note::default(), Instant::now());
     let body = match size <= ONE_PIECE {
         true => {
-            let body: Vec<u8> = pieces.flatten().collect();
+            let mut body = Vec::with_capacity(2 * size);
+            pieces.for_each(|piece| body.extend_from_slice(&piece));
             ledger.sent(body.len());
             ledger.complete();
             AnswerBody::full(body.into())
         }
         false => AnswerBody::Made(Box::pin(Written { pieces, ledger })),
     };
-    Answer::own(ok(JSON, body, language), None)
+    ok(JSON, body, terms)
 }
 
 /// The object's text, cut between its members.
@@ -76,14 +78,14 @@ impl Iterator for Pieces {
             return Some(head);
         }
         if let Some((id, result)) = self.results.pop_front() {
-            let mut piece = Vec::with_capacity(1024 + result.content.len());
+            let mut piece = Vec::with_capacity(result.size() + result.size() / 2);
             if !std::mem::take(&mut self.is_first) {
                 piece.push(b',');
             }
-            // Text, numbers and what was JSON before always serialise.
-            let _ = serde_json::to_writer(&mut piece, &id);
-            piece.push(b':');
-            let _ = serde_json::to_writer(&mut piece, &*result);
+            write_json(&mut piece, &id);
+            piece.extend_from_slice(b":{");
+            result.write(&mut piece);
+            piece.push(b'}');
             return Some(piece);
         }
         (!std::mem::replace(&mut self.is_over, true)).then(|| b"}}".to_vec())
@@ -113,25 +115,28 @@ impl Body for Written {
     }
 }
 
-impl Serialize for CallResult {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        self.serialize_into(&mut map)?;
-        map.end()
-    }
-}
-
 impl CallResult {
-    /// Its keys.
-    pub(super) fn serialize_into<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-        map.serialize_entry("status", &self.status.as_u16())?;
-        map.serialize_entry("source", self.source.word())?;
-        map.serialize_entry("elapsed_ms", &millis(self.elapsed))?;
+    /// About how many bytes are written of it.
+    fn size(&self) -> usize {
+        let fields: usize =
+            self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 8).sum();
+        self.content.len() + fields + 128
+    }
+
+    /// Writes its keys, as they stand in an object.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"\"status\":");
+        write_json(out, &self.status.as_u16());
+        out.extend_from_slice(b",\"source\":");
+        write_json(out, self.source.word());
+        out.extend_from_slice(b",\"elapsed_ms\":");
+        write_json(out, &millis(self.elapsed));
         if self.is_truncated {
-            map.serialize_entry("truncated", &true)?;
+            out.extend_from_slice(b",\"truncated\":true");
         }
-        map.serialize_entry("headers", &Fields(&self.headers))?;
-        self.content.serialize(&self.headers, map)
+        out.extend_from_slice(b",\"headers\":");
+        write_json(out, &Fields(&self.headers));
+        self.content.write(&self.headers, out);
     }
 }
 

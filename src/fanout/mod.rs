@@ -10,11 +10,13 @@
 //! way of any late call: its upstream's breaker learns of it, its request is cancelled on the wire. The fan-out
 //! drops by itself only what nobody waits for any more.
 //!
-//! **What is wrong with one call fails that call.** Only what leaves no list to work on is an error of the whole.
+//! **What is wrong with one call fails that call**: a URL that is none, a refused destination. Only what leaves it
+//! open what was meant is an error of the whole.
 //!
 //! **No more memory than is said.** A request is bounded by `limits.fanout_body`, each result by its call's
-//! `max_body_bytes`, and all that fan-outs hold at a time by one allowance; a result that finds no room is cut
-//! short and says so.
+//! `max_body_bytes`, and all that fan-outs hold at a time by one allowance, heads included; a result that finds no
+//! room is cut short and says so. What is written of a result, which JSON may make some times longer, is made
+//! when the client takes it, one at a time on a connection.
 
 pub mod batch;
 pub mod content;
@@ -117,22 +119,18 @@ async fn read(
     check_head(&head)?;
     // A fan-out is nothing without a deadline, whatever the policy wants for its calls.
     let policy = config.defaults.stages.deadline.as_ref().unwrap_or(&config::Deadline::BUILT_IN);
-    let own = Deadline::of(Some(policy), &head.headers, arrival)?;
-    let own = own.unwrap_or_else(|| Deadline::after(arrival, policy.default, policy.reserve, Bound::Default));
+    let own = Deadline::by(policy, &head.headers, arrival)?;
 
     let mut room = proxy.fan_out_memory().share();
     let reading = whole(body, config.limits.fanout_body, &mut room);
     let body = timeout_at(own.at, reading).await.unwrap_or_else(|_| Err(own.exceeded(Stage::Body)))?;
     let plan = Plan::read(&body, &config.limits).map_err(|fault| Error::InvalidFanOut(fault.into()))?;
+    if !room.take(plan.weight()) {
+        return Err(Error::FanOutsFull);
+    }
 
-    let asked = plan
-        .deadline
-        .map(|asked| Deadline::after(arrival, asked.min(policy.max), policy.reserve, Bound::FanOut));
-    let deadline = match asked {
-        Some(asked) if own.bound == Bound::Default => asked,
-        Some(asked) => own.or_earlier(asked),
-        None => own,
-    };
+    let asked = plan.deadline.map(|asked| Deadline::after(arrival, asked, policy.reserve, Bound::FanOut));
+    let deadline = Deadline::of(Some(policy), &head.headers, arrival, asked)?.unwrap_or(own);
     // To its calls the fan-out is the caller, whoever set its deadline.
     let deadline = Deadline { bound: Bound::FanOut, is_callers: true, grpc_end: None, ..deadline };
     Ok(Ready { plan, deadline, trace: trace(&head.headers), room })
@@ -165,8 +163,11 @@ async fn whole(mut body: IncomingBody, limit: usize, room: &mut Room) -> Result<
     let mut read = Vec::with_capacity(length as usize);
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else { break };
-        if read.len() + data.len() > limit || !room.take(data.len()) {
+        if read.len() + data.len() > limit {
             return Err(Error::BodyTooLarge);
+        }
+        if !room.take(data.len()) {
+            return Err(Error::FanOutsFull);
         }
         read.extend_from_slice(&data);
     }
@@ -191,8 +192,12 @@ fn trace(headers: &HeaderMap) -> HeaderMap {
         .collect()
 }
 
-/// A 200 of ours with this body.
-fn ok(content_type: &'static str, body: AnswerBody, language: Language) -> Response<AnswerBody> {
+/// After its deadline a fan-out's answer has this long to be taken: till then it holds memory.
+const DELIVERY: Duration = Duration::from_secs(10);
+
+/// A 200 of ours with this body, for a fan-out that ends at `end`.
+fn ok(content_type: &'static str, body: AnswerBody, batch: (Language, Instant)) -> Answer {
+    let (language, end) = batch;
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -200,7 +205,7 @@ fn ok(content_type: &'static str, body: AnswerBody, language: Language) -> Respo
     headers.insert(header::VIA, VIA);
     headers.insert(header::CONTENT_LANGUAGE, HeaderValue::from_static(language.tag()));
     headers.insert(header::VARY, HeaderValue::from_static("accept, accept-language"));
-    response
+    Answer { end: Some(end + DELIVERY), ..Answer::own(response, None) }
 }
 
 /// How long ago, in whole milliseconds.

@@ -22,8 +22,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use url::{Host, Position, Url};
 
-use super::content::is_too_deep;
+use super::content::is_sound;
 use crate::config::Limits;
+use crate::wire::authority::Authority;
 use crate::wire::target::Scheme;
 
 /// Calls of one fan-out.
@@ -48,8 +49,9 @@ pub struct Plan {
     pub max_concurrent: usize,
     /// With so many results the answer does not wait for the rest.
     pub min_results: Option<usize>,
-    /// How long it waits for the rest all the same.
-    pub grace: Duration,
+    /// How long it waits for the rest all the same. Given without those, the answer waits so long for optional calls
+    /// when all others have ended.
+    pub grace: Option<Duration>,
     /// Whether the answer holds the paragraph for a model's system prompt.
     pub wants_prompt: bool,
     /// At least 1 and at most [`MOST_CALLS`].
@@ -150,6 +152,17 @@ impl Plan {
     /// # Errors
     /// What leaves no list to work on, with its place.
     pub fn read(body: &[u8], limits: &Limits) -> Result<Self, String> {
+        Self::parse(body, limits).map_err(shorten)
+    }
+
+    /// Bytes of memory, nearly, beside the bodies, which are as large as in the request.
+    pub fn weight(&self) -> usize {
+        const FIELD: usize = 128;
+        let fields = |planned: &Planned| planned.ask.as_ref().map_or(0, |ask| ask.headers.len() * FIELD);
+        self.calls.iter().map(|planned| size_of::<Planned>() + fields(planned)).sum()
+    }
+
+    fn parse(body: &[u8], limits: &Limits) -> Result<Self, String> {
         let mut json = serde_json::Deserializer::from_slice(body);
         let Object(wanted) =
             serde_path_to_error::deserialize::<_, Object<Wanted>>(&mut json).map_err(|error| {
@@ -177,7 +190,7 @@ impl Plan {
             deadline: wanted.deadline_ms.map(|millis| time("deadline_ms", millis, false)).transpose()?,
             max_concurrent: most,
             min_results: wanted.min_results,
-            grace: wanted.grace_ms.map_or(Ok(Duration::ZERO), |millis| time("grace_ms", millis, true))?,
+            grace: wanted.grace_ms.map(|millis| time("grace_ms", millis, true)).transpose()?,
             wants_prompt: wanted.system_prompt.unwrap_or_default(),
             calls: wanted
                 .calls
@@ -189,20 +202,38 @@ impl Plan {
     }
 }
 
+/// What is wrong is told with the words that are, which may be very long.
+fn shorten(mut fault: String) -> String {
+    const LONGEST: usize = 300;
+    if fault.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|at| fault.is_char_boundary(*at)).unwrap_or(0);
+        fault.truncate(end);
+        fault.push_str("...");
+    }
+    fault
+}
+
 /// They name results, stand in a sentence and in lines of a stream.
 fn check_ids(calls: &[Object<WantedCall>]) -> Result<(), String> {
     let mut seen = HashSet::with_capacity(calls.len());
     for (at, Object(WantedCall { id, .. })) in calls.iter().enumerate() {
-        if id.is_empty() || id.chars().count() > LONGEST_ID || id.chars().any(char::is_control) {
-            return Err(format!(
-                "calls[{at}].id: expected 1 to {LONGEST_ID} characters, none of them control"
-            ));
+        if id.is_empty() || id.chars().count() > LONGEST_ID || id.chars().any(is_unseen) {
+            return Err(format!("calls[{at}].id: expected 1 to {LONGEST_ID} characters that can be seen"));
         }
         if !seen.insert(id.as_str()) {
             return Err(format!("calls[{at}].id: {id:?} is the id of an earlier call too"));
         }
     }
     Ok(())
+}
+
+/// Controls, line ends of all kinds, and what turns the direction of text or takes no place in it.
+fn is_unseen(letter: char) -> bool {
+    letter.is_control()
+        || matches!(
+            letter,
+            '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+        )
 }
 
 fn time(path: &str, millis: f64, may_be_zero: bool) -> Result<Duration, String> {
@@ -216,7 +247,7 @@ fn time(path: &str, millis: f64, may_be_zero: bool) -> Result<Duration, String> 
 
 fn planned(at: usize, mut call: WantedCall, limits: &Limits) -> Planned {
     let (id, is_optional) = (std::mem::take(&mut call.id), call.optional.unwrap_or_default());
-    let ask = ask(call, limits).map_err(|fault| format!("calls[{at}].{fault}"));
+    let ask = ask(call, limits).map_err(|fault| shorten(format!("calls[{at}].{fault}")));
     Planned { id, is_optional, ask }
 }
 
@@ -239,30 +270,50 @@ fn ask(call: WantedCall, limits: &Limits) -> Result<Ask, String> {
 impl Place {
     /// Reads an absolute URL as HTTP clients do: what a path cannot hold is escaped, and the fragment stays here.
     fn of(text: &str, limits: &Limits) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(|fault| format!("expected an http or https URL; {fault}"))?;
+        const EXPECTED: &str = "expected an http or https URL";
+        let url = Url::parse(text).map_err(|fault| format!("{EXPECTED}; {fault}"))?;
         let scheme = match url.scheme() {
             "http" => Scheme::Http,
             "https" => Scheme::Https,
-            other => return Err(format!("expected an http or https URL; found {other}:")),
+            other => return Err(format!("{EXPECTED}; found {other}:")),
         };
+        // What browsers mend in silence is more likely a mistake here.
+        let host =
+            raw_host(text).ok_or_else(|| format!("{EXPECTED} with // and a host behind its scheme"))?;
+        if text.chars().any(char::is_control) {
+            return Err("expected no control characters".into());
+        }
         if !url.username().is_empty() || url.password().is_some() {
             return Err("expected no user name or password; send them in an Authorization header".into());
         }
         // Other ways to write an address are refused everywhere: filters read them differently than dialers.
         if let Some(Host::Ipv4(ip)) = url.host()
-            && !text.contains(&ip.to_string())
+            && host != ip.to_string()
         {
             return Err(format!("expected a host name or a plain IPv4 address, such as {ip}"));
         }
-        let host = url.host_str().ok_or("expected a host")?.trim_end_matches('.');
+        let host = url.host_str().ok_or("expected a host")?;
         let port = url.port_or_known_default().unwrap_or(scheme.default_port());
+        let authority = Authority::parse(&format!("{host}:{port}"), None)?.key().to_owned();
         let target = &url[Position::BeforePath..Position::AfterQuery];
         if target.len() > limits.target {
             return Err("the path and query are longer than limits.target allows".into());
         }
         let target = PathAndQuery::try_from(target).map_err(|fault| fault.to_string())?;
-        Ok(Self { scheme, authority: format!("{host}:{port}"), target })
+        Ok(Self { scheme, authority, target })
     }
+}
+
+/// The host as it is written; `None` where there is none.
+fn raw_host(url: &str) -> Option<&str> {
+    let (_, rest) = url.split_once("://")?;
+    let authority = rest.split(['/', '?', '#', '\\']).next()?;
+    let host = authority.rsplit('@').next()?;
+    let host = host
+        .rsplit_once(':')
+        .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
+        .map_or(host, |(host, _)| host);
+    Some(host).filter(|host| !host.is_empty())
 }
 
 /// Methods are case-sensitive, but who writes `get` means GET; fetch takes it so too.
@@ -279,8 +330,9 @@ fn method(text: &str) -> Result<Method, String> {
     if let Some(known) = known.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(text)) {
         return Ok(known);
     }
+    let is_refused = ["CONNECT", "TRACE"].iter().any(|refused| refused.eq_ignore_ascii_case(text));
     match Method::from_bytes(text.as_bytes()) {
-        Ok(method) if method != Method::CONNECT && method != Method::TRACE => Ok(method),
+        Ok(method) if !is_refused => Ok(method),
         _ => Err(format!("method: {text:?} is none that a fan-out can send")),
     }
 }
@@ -296,8 +348,10 @@ fn body(json: Option<&RawValue>, base64: Option<&str>) -> Result<(Bytes, Option<
         }
         (Some(json), None) => {
             let json = json.get();
-            if is_too_deep(json) {
-                return Err("body: nested too deeply".into());
+            if !is_sound(json) {
+                return Err(
+                    "body: nested too deeply, or holds a number or text that not every reader takes".into()
+                );
             }
             // A text goes out as it is, anything else as JSON, byte for byte.
             match serde_json::from_str::<String>(json) {
@@ -329,7 +383,11 @@ fn is_ours(name: &HeaderName) -> bool {
 }
 
 fn headers(given: Map<String, Value>, limits: &Limits) -> Result<HeaderMap, String> {
-    let mut headers = HeaderMap::with_capacity(given.len() + 4);
+    let count: usize = given.values().map(|value| value.as_array().map_or(1, Vec::len)).sum();
+    if count > limits.fields {
+        return Err(format!("headers: expected at most {} (limits.fields); found {count}", limits.fields));
+    }
+    let mut headers = HeaderMap::with_capacity(count + 4);
     for (name, value) in &given {
         let path = || format!("headers[{name:?}]");
         let field =
@@ -341,19 +399,12 @@ fn headers(given: Map<String, Value>, limits: &Limits) -> Result<HeaderMap, Stri
         for value in values {
             let text =
                 value.as_str().ok_or_else(|| format!("{}: expected text, or a list of texts", path()))?;
-            let value = HeaderValue::from_str(text).or_else(|_| HeaderValue::from_bytes(text.as_bytes()));
+            let value = HeaderValue::from_bytes(text.as_bytes());
             let value = value.map_err(|_| format!("{}: no header can have this value", path()))?;
             if !is_ours(&field) {
                 headers.append(field.clone(), value);
             }
         }
-    }
-    if headers.len() > limits.fields {
-        return Err(format!(
-            "headers: expected at most {} (limits.fields); found {}",
-            limits.fields,
-            headers.len()
-        ));
     }
     Ok(headers)
 }

@@ -51,6 +51,7 @@ pub struct Tally {
     language: Language,
     wants_prompt: bool,
     results: usize,
+    real_results: usize,
     required_open: usize,
 }
 
@@ -64,7 +65,7 @@ struct Known {
 #[derive(Debug)]
 enum Standing {
     Open,
-    Result(Source),
+    Result { source: Source, is_truncated: bool },
     Missing(Missing),
 }
 
@@ -74,13 +75,14 @@ impl Tally {
         let required_open = calls.iter().filter(|(_, is_optional)| !is_optional).count();
         let known = |(id, is_optional)| Known { id, is_optional, standing: Standing::Open };
         let calls = calls.into_iter().map(known).collect();
-        Self { calls, total, language, wants_prompt, results: 0, required_open }
+        Self { calls, total, language, wants_prompt, results: 0, real_results: 0, required_open }
     }
 
     /// A call has a result.
-    pub fn results(&mut self, at: usize, source: Source) {
+    pub fn results(&mut self, at: usize, source: Source, is_truncated: bool) {
         self.results += 1;
-        self.close(at, Standing::Result(source));
+        self.real_results += usize::from(source != Source::Degraded);
+        self.close(at, Standing::Result { source, is_truncated });
     }
 
     /// A call has none.
@@ -119,14 +121,14 @@ impl Tally {
         self.language
     }
 
-    /// How many calls have a result.
-    pub fn result_count(&self) -> usize {
-        self.results
+    /// How many calls have a result that is no placeholder.
+    pub fn real_results(&self) -> usize {
+        self.real_results
     }
 
-    /// Whether all others have ended.
+    /// Whether all calls have ended that are not optional, of which there are some.
     pub fn only_optional_are_open(&self) -> bool {
-        self.required_open == 0
+        self.required_open == 0 && self.calls.iter().any(|known| !known.is_optional)
     }
 
     /// The calls of which nothing is known yet.
@@ -148,7 +150,7 @@ impl Tally {
     pub fn calls(&self) -> impl Iterator<Item = FanoutCall> + '_ {
         self.calls.iter().filter_map(|known| match &known.standing {
             Standing::Open => None,
-            Standing::Result(source) => Some((*source).into()),
+            Standing::Result { source, .. } => Some((*source).into()),
             Standing::Missing(missing) => Some(match missing.error {
                 DEADLINE => FanoutCall::Deadline,
                 "circuit_open" => FanoutCall::CircuitOpen,
@@ -160,20 +162,23 @@ impl Tally {
     }
 
     fn is_complete(&self) -> bool {
-        self.calls.iter().all(|known| known.is_optional || matches!(known.standing, Standing::Result(_)))
+        self.calls.iter().all(|known| known.is_optional || matches!(known.standing, Standing::Result { .. }))
     }
 
     fn missing(&self) -> impl Iterator<Item = (&Known, &Missing)> {
         self.calls.iter().filter_map(|known| match &known.standing {
             Standing::Missing(missing) => Some((known, missing)),
-            Standing::Open | Standing::Result(_) => None,
+            Standing::Open | Standing::Result { .. } => None,
         })
     }
 
     /// The names of results from this source.
     fn from(&self, source: Source) -> Vec<&str> {
-        let is_from = |known: &&Known| matches!(known.standing, Standing::Result(from) if from == source);
-        self.calls.iter().filter(is_from).map(|known| known.id.as_str()).collect()
+        self.which(|standing| matches!(standing, Standing::Result { source: from, .. } if *from == source))
+    }
+
+    fn which(&self, is_meant: impl Fn(&Standing) -> bool) -> Vec<&str> {
+        self.calls.iter().filter(|known| is_meant(&known.standing)).map(|known| known.id.as_str()).collect()
     }
 
     /// What is told of it after so many milliseconds.
@@ -188,16 +193,27 @@ impl Tally {
             reasons.entry(Reason(missing.error)).or_default().push(&known.id);
         }
         let (stale, degraded) = (self.from(Source::Stale), self.from(Source::Degraded));
-        if reasons.is_empty() && stale.is_empty() && degraded.is_empty() {
-            return None;
-        }
+        let truncated =
+            self.which(|standing| matches!(standing, Standing::Result { is_truncated: true, .. }));
         let words = Words { language: self.language, deadline_ms: self.deadline_ms() };
-        let parts = reasons.iter().map(|(reason, names)| words.unavailable(names, reason.0));
-        let parts = parts
-            .chain((!stale.is_empty()).then(|| words.stale(&stale)))
-            .chain((!degraded.is_empty()).then(|| words.degraded(&degraded)));
-        Some(words.sentence(&parts.collect::<Vec<_>>(), self.results - degraded.len(), self.calls.len()))
+        let mut parts: Vec<_> =
+            reasons.iter().map(|(reason, names)| words.unavailable(names, reason.0)).collect();
+        for (names, what) in [(stale, Flaw::Stale), (degraded, Flaw::Degraded), (truncated, Flaw::Truncated)]
+        {
+            if !names.is_empty() {
+                parts.push(words.flawed(&names, what));
+            }
+        }
+        (!parts.is_empty()).then(|| words.sentence(&parts, self.real_results, self.calls.len()))
     }
+}
+
+/// What may be wrong with a result.
+#[derive(Clone, Copy)]
+enum Flaw {
+    Stale,
+    Degraded,
+    Truncated,
 }
 
 /// Orders the deadline, which is most often the reason, before the others.
@@ -234,20 +250,16 @@ impl Words {
         }
     }
 
-    fn stale(&self, names: &[&str]) -> String {
-        let names = self.list(names);
-        match self.language {
-            Language::English => format!("{names} out of date (kept answers)"),
-            Language::Chinese => format!("{names} 数据已过期（缓存）"),
-        }
-    }
-
-    fn degraded(&self, names: &[&str]) -> String {
-        let names = self.list(names);
-        match self.language {
-            Language::English => format!("{names} replaced by a placeholder"),
-            Language::Chinese => format!("{names} 仅有占位数据"),
-        }
+    fn flawed(&self, names: &[&str], what: Flaw) -> String {
+        let what = match (self.language, what) {
+            (Language::English, Flaw::Stale) => "out of date (kept answers)",
+            (Language::English, Flaw::Degraded) => "replaced by a placeholder",
+            (Language::English, Flaw::Truncated) => "cut off",
+            (Language::Chinese, Flaw::Stale) => "数据已过期（缓存）",
+            (Language::Chinese, Flaw::Degraded) => "仅有占位数据",
+            (Language::Chinese, Flaw::Truncated) => "内容被截断",
+        };
+        format!("{} {what}", self.list(names))
     }
 
     fn list(&self, names: &[&str]) -> String {

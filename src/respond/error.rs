@@ -200,13 +200,16 @@ fn is_pointless(error: &Error, wait: Option<Duration>, context: Context<'_>) -> 
     }
 }
 
-/// `hedgerow; error=…; details="…"`. What a string of RFC 8941 cannot hold is left out.
+/// `hedgerow; error=…; details="…"`. What a string of RFC 8941 cannot hold is left out, and so is the end of what
+/// would be a long field.
 fn proxy_status(error: &Error, detail: &str) -> HeaderValue {
-    let details: String =
-        detail.chars().filter(|c| (' '..='~').contains(c) && !matches!(c, '"' | '\\')).collect();
+    let is_printable = |c: &char| (' '..='~').contains(c) && !matches!(c, '"' | '\\');
+    let details: String = detail.chars().filter(is_printable).take(LONGEST_DETAILS).collect();
     let text = format!("hedgerow; error={}; details=\"{details}\"", error.proxy_status());
     HeaderValue::from_maybe_shared(Bytes::from(text)).unwrap_or(HeaderValue::from_static("hedgerow"))
 }
+
+const LONGEST_DETAILS: usize = 300;
 
 fn json(problem: &Problem<'_>) -> Bytes {
     // Strings and numbers always serialise.

@@ -5,8 +5,8 @@ use http::header::{HeaderMap, HeaderName};
 /// The offer that the field gives the most weight; of equal ones that which the field names first, and the first
 /// of all where it says nothing or wants none of them: an answer that was not asked for is still one.
 ///
-/// An offer is named by itself, by what it begins with up to a `/` or `-` (`text/*`, and `zh` for `zh-CN`),
-/// or by `*`.
+/// A type is named by itself, by its family (`text/*`) or by `*/*`; a language by itself, by one of its dialects
+/// (`zh-CN` for `zh`) or by `*`.
 pub fn best<'a>(headers: &HeaderMap, name: &HeaderName, offers: &[&'a str]) -> &'a str {
     let members = || {
         headers
@@ -63,7 +63,8 @@ impl<'a> Member<'a> {
             return Some(3);
         }
         let family = range.strip_suffix("/*").is_some_and(|kind| is_prefix(&offer, kind, '/'));
-        if is_prefix(&range, &offer, '-') || (family && range != "*/*") {
+        let dialect = !offer.contains('/') && is_prefix(&range, &offer, '-');
+        if dialect || (family && range != "*/*") {
             return Some(2);
         }
         matches!(range.as_str(), "*" | "*/*").then_some(1)
@@ -97,6 +98,7 @@ mod tests {
             ("text/*, application/json;q=0.9", 1),
             ("text/event-stream;q=0", 0),
             ("application/json;q=0, */*", 1),
+            ("application/json-seq, text/event-stream", 1),
             ("text/event-stream;q=NaN, application/json;q=x", 0),
         ] {
             assert_eq!(choose(accept, &offers), offers[chosen], "{accept:?}");
