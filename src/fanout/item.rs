@@ -149,7 +149,7 @@ pub struct Common {
     pub config: Arc<Config>,
     /// When the fan-out ends.
     pub deadline: Deadline,
-    /// Fields that every request gets where it has none of the name.
+    /// The trace context that every request gets which has none of its own.
     pub trace: Arc<HeaderMap>,
     /// The fan-out needs no more: what is dropped from now on is not left by its client.
     pub is_over: Arc<AtomicBool>,
@@ -265,8 +265,9 @@ impl Call<'_> {
         *request.method_mut() = ask.method.clone();
         *request.uri_mut() = place.target.clone().into();
         *request.headers_mut() = ask.headers.clone();
-        for (name, value) in &**trace {
-            request.headers_mut().entry(name).or_insert_with(|| value.clone());
+        // A state is that of its parent alone: a call with a context of its own gets no part of another.
+        if !trace.keys().any(|name| ask.headers.contains_key(name)) {
+            request.headers_mut().extend((**trace).clone());
         }
         let intake = Intake {
             head: request.into_parts().0,

@@ -131,8 +131,7 @@ async fn read(
 
     let asked = plan.deadline.map(|asked| Deadline::after(arrival, asked, policy.reserve, Bound::FanOut));
     let deadline = Deadline::of(Some(policy), &head.headers, arrival, asked)?.unwrap_or(own);
-    // To its calls the fan-out is the caller, whoever set its deadline.
-    let deadline = Deadline { bound: Bound::FanOut, is_callers: true, grpc_end: None, ..deadline };
+    let deadline = Deadline { bound: Bound::FanOut, grpc_end: None, ..deadline };
     Ok(Ready { plan, deadline, trace: trace(&head.headers), room })
 }
 

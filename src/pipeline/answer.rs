@@ -130,7 +130,7 @@ pub fn deliver(found: Found, deadline: Option<&Deadline>, ledger: Ledger) -> Ans
             stream(response, Source::Upstream(tail), told, recorder, ledger)
         }
         Found::Led(led) => {
-            let Led { response, body, hedge, elapsed, at, note } = *led;
+            let Led { response, body, hedge, elapsed, at, note, .. } = *led;
             let told = Told { elapsed: Some(elapsed), at, hedge, note };
             stream(response, Source::Led(body), told, None, ledger)
         }

@@ -206,10 +206,11 @@ async fn read(
     lead: Lead<Brought>,
     leader: oneshot::Sender<Result<Found, Error>>,
 ) {
+    let is_acceptable = live.head.is_acceptable();
     let Opened { response, mut tail, hedge, elapsed, at, note, mut recorder } =
         live.open(errand.deadline.as_ref());
     let (feed, body) = feed(&tail, max_body(errand), errand.proxy.gathered());
-    let led = Led { response: response.clone(), body, hedge, elapsed, at, note };
+    let led = Led { response: response.clone(), body, is_acceptable, hedge, elapsed, at, note };
     // Where the leader has left, others wait.
     let _ = leader.send(Ok(Found::Led(Box::new(led))));
 
@@ -240,8 +241,7 @@ async fn read(
         recorder.complete();
     }
     let response = response.map(|()| feed.whole());
-    // Only what an upstream has just said is read here, and it is as good as it is to the leader.
-    let whole = Whole { response, is_acceptable: true, elapsed: None, hedge: None, note };
+    let whole = Whole { response, is_acceptable, elapsed: None, hedge: None, note };
     lead.land(Landing::Shared(Brought::of(errand, Ok(whole))));
     feed.finish();
 }

@@ -47,6 +47,8 @@ pub struct Led {
     pub response: Response<()>,
     /// The body.
     pub body: LeaderBody,
+    /// Whether it is good enough not to look for a better one.
+    pub is_acceptable: bool,
     /// How its hedge ended.
     pub hedge: Option<HedgeEnd>,
     /// From passing the gates to the head.
@@ -148,7 +150,7 @@ impl Found {
     pub fn is_acceptable(&self) -> bool {
         match self {
             Self::Live(live) => live.head.is_acceptable(),
-            Self::Led(_) => true,
+            Self::Led(led) => led.is_acceptable,
             Self::Whole(whole) => whole.is_acceptable,
         }
     }

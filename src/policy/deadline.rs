@@ -81,8 +81,9 @@ impl Deadline {
         let own = Self::by(policy, headers, arrival)?;
         Ok(Some(match within {
             None => own,
-            // The policy's default is for calls that bring no deadline, and this one does.
-            Some(within) if own.bound == Bound::Default => {
+            // The policy's default is for calls that bring no deadline, and this one does, unless that is a
+            // default as well.
+            Some(within) if own.bound == Bound::Default && within.is_callers => {
                 within.or_earlier(Self::after(arrival, policy.max, policy.reserve, Bound::Max))
             }
             Some(within) => own.or_earlier(within),
