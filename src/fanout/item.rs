@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use http::header::{HeaderMap, HeaderValue};
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, sleep_until};
 
@@ -251,40 +251,16 @@ impl Call<'_> {
 
     /// Asks the place that the call names under `key`.
     async fn fetch(&self, key: &str, place: &Place) -> Outcome {
-        let Common { proxy, config, trace, .. } = self.common;
-        let (ask, arrival) = (self.ask, Arrival::now());
+        let (proxy, arrival) = (&self.common.proxy, Arrival::now());
         if proxy.registry().dialer().is_named_own(&place.authority, place.scheme.default_port()) {
             let message = format!("calls[{}].{key}: names hedgerow itself", self.number);
             return Outcome::Missing(Missing::because("invalid_request", message));
         }
         let request_id =
             HeaderValue::from_str(self.id).map_or(RequestId::Ours(fastrand::u64(..)), RequestId::Theirs);
-        let ledger = Ledger::open(proxy, arrival, request_id, Some(ask.method.clone()));
+        let ledger = Ledger::open(proxy, arrival, request_id, Some(self.ask.method.clone()));
         let progress = ledger.progress().clone();
-        let mut request = Request::new(());
-        *request.method_mut() = ask.method.clone();
-        *request.uri_mut() = place.target.clone().into();
-        *request.headers_mut() = ask.headers.clone();
-        // A state is that of its parent alone: a call with a context of its own gets no part of another.
-        if !trace.keys().any(|name| ask.headers.contains_key(name)) {
-            request.headers_mut().extend((**trace).clone());
-        }
-        let intake = Intake {
-            head: request.into_parts().0,
-            body: match ask.body.is_empty() {
-                true => IncomingBody::Empty,
-                false => IncomingBody::Whole(ask.body.clone()),
-            },
-            authority: place.authority.clone(),
-            scheme: place.scheme,
-            is_for_server: false,
-            is_unaware: false,
-            pinned: None,
-            config: config.clone(),
-            arrival,
-            within: Some(self.deadline.clone()),
-            interim: None,
-        };
+        let intake = self.intake(place, arrival);
         let travelled = self.unless_superseded(&progress, travel(proxy, intake, ledger)).await;
 
         let policy: Option<Arc<str>> = travelled.ledger.upstream().map(Arc::from);
@@ -300,36 +276,61 @@ impl Call<'_> {
             let message = format!("{} changed the protocol unasked", place.name(policy));
             return Outcome::Missing(Missing::because("upstream_invalid", message));
         };
-        let (head, body) = answer.response.into_parts();
         if let Some(missing) = missing {
-            read_what_is_there(body);
+            read_what_is_there(answer.response.into_body());
             return Outcome::Missing(missing);
         }
-        let mut room = proxy.fan_out_memory().share();
+        match self.unless_superseded(&progress, self.collect(answer.response, source)).await {
+            Ok(result) => Outcome::Result(Box::new(result)),
+            Err(error) => Outcome::Missing(Missing::of(&error, policy, place)),
+        }
+    }
+
+    /// The call as a listener would hand it on.
+    fn intake(&self, place: &Place, arrival: Arrival) -> Intake {
+        let Self { common, ask, .. } = self;
+        let mut request = Request::new(());
+        *request.method_mut() = ask.method.clone();
+        *request.uri_mut() = place.target.clone().into();
+        *request.headers_mut() = ask.headers.clone();
+        // A state is that of its parent alone: a call with a context of its own gets no part of another.
+        if !common.trace.keys().any(|name| ask.headers.contains_key(name)) {
+            request.headers_mut().extend((*common.trace).clone());
+        }
+        Intake {
+            head: request.into_parts().0,
+            body: match ask.body.is_empty() {
+                true => IncomingBody::Empty,
+                false => IncomingBody::Whole(ask.body.clone()),
+            },
+            authority: place.authority.clone(),
+            scheme: place.scheme,
+            is_for_server: false,
+            is_unaware: false,
+            pinned: None,
+            config: common.config.clone(),
+            arrival,
+            within: Some(self.deadline.clone()),
+            interim: None,
+        }
+    }
+
+    /// Reads an answer, as much of it as is wanted and has room.
+    async fn collect(&self, answer: Response<AnswerBody>, source: Source) -> Result<CallResult, Error> {
+        let memory = self.common.proxy.fan_out_memory();
+        let (head, body) = answer.into_parts();
+        let mut room = memory.share();
         if !room.take(weight(&head.headers)) {
             body.suffices();
-            return Outcome::Missing(Missing::of(&Error::FanOutsFull, policy, place));
+            return Err(Error::FanOutsFull);
         }
-        let reading = read(body, ask.max_body, proxy.fan_out_memory().share());
-        match self.unless_superseded(&progress, reading).await {
-            Err(error) => Outcome::Missing(Missing::of(&error, policy, place)),
-            Ok((body, is_truncated)) => {
-                let (body, body_room) = body.map_or((Box::default(), None), |body| {
-                    let (body, room) = body.finish();
-                    (body, Some(room))
-                });
-                let (content, headers) = content(body.into_vec(), is_truncated, head.headers).await;
-                Outcome::Result(Box::new(CallResult {
-                    status: head.status,
-                    content,
-                    headers,
-                    is_truncated,
-                    elapsed: Duration::ZERO,
-                    source,
-                    rooms: (room, body_room),
-                }))
-            }
-        }
+        let (read, is_truncated) = read(body, self.ask.max_body, memory.share()).await?;
+        let (bytes, body_room) = read.map(Gathered::finish).unzip();
+        let bytes = bytes.unwrap_or_default().into_vec();
+        let (content, headers) = content(bytes, is_truncated, head.headers).await;
+        let elapsed = Duration::ZERO;
+        let rooms = (room, body_room);
+        Ok(CallResult { status: head.status, headers, content, is_truncated, elapsed, source, rooms })
     }
 
     /// Waits for `work`; when that is dropped, it says first where nobody needs it any more.

@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use rig::{Agent, Cores, Line, Others, Proxy, conclude, serve};
+use rig::{Agent, Cores, Line, Others, Proxy, Times, conclude, serve};
 
 /// What a call may cost beside the waiting.
 const OWN: Duration = Duration::from_millis(5);
@@ -301,27 +301,5 @@ async fn watch_memory(proxy: &Proxy, peak: &mut f64) -> io::Error {
             Err(error) => return error,
         }
         sleep(Duration::from_millis(100)).await;
-    }
-}
-
-struct Times(Vec<Duration>);
-
-impl Times {
-    fn of(times: impl Iterator<Item = Duration>) -> Self {
-        let mut times: Vec<_> = times.collect();
-        times.sort_unstable();
-        Self(times)
-    }
-
-    fn quantile(&self, share: f64) -> Duration {
-        let rank = (self.0.len() as f64 * share).ceil() as usize;
-        self.0.get(rank.max(1) - 1).copied().unwrap_or_default()
-    }
-}
-
-impl std::fmt::Display for Times {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ms = |share| self.quantile(share).as_secs_f64() * 1e3;
-        write!(f, "p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms", ms(0.5), ms(0.99), ms(1.0))
     }
 }
