@@ -128,9 +128,25 @@ fn is_textual(kind: &[u8]) -> bool {
 
 /// Whether this is JSON that any reader takes, wherever it stands: one tool's body must not make all of the answer
 /// unreadable. So no half characters (`"\ud800"`), no numbers beyond a double, and no great depth.
-pub fn is_sound(json: &str) -> bool {
+fn is_sound(json: &str) -> bool {
     let mut reader = serde_json::Deserializer::from_str(json);
     Sound { depth: DEEPEST }.deserialize(&mut reader).is_ok() && reader.end().is_ok()
+}
+
+/// Whether JSON is nested more deeply than most readers take.
+pub fn is_too_deep(json: &str) -> bool {
+    let (mut depth, mut is_string, mut is_escaped) = (0_u32, false, false);
+    json.bytes().any(|byte| {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_string => is_escaped = true,
+            b'"' => is_string = !is_string,
+            b'[' | b'{' if !is_string => depth += 1,
+            b']' | b'}' if !is_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth > DEEPEST
+    })
 }
 
 /// Reads a value of at most this depth, and keeps nothing of it.

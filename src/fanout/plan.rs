@@ -22,7 +22,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use url::{Host, Position, Url};
 
-use super::content::is_sound;
+use super::content::is_too_deep;
 use crate::config::Limits;
 use crate::wire::authority::Authority;
 use crate::wire::target::Scheme;
@@ -348,16 +348,15 @@ fn body(json: Option<&RawValue>, base64: Option<&str>) -> Result<(Bytes, Option<
         }
         (Some(json), None) => {
             let json = json.get();
-            if !is_sound(json) {
-                return Err(
-                    "body: nested too deeply, or holds a number or text that not every reader takes".into()
-                );
+            if is_too_deep(json) {
+                return Err("body: nested too deeply".into());
             }
             // A text goes out as it is, anything else as JSON, byte for byte.
-            match serde_json::from_str::<String>(json) {
-                Ok(text) => Ok((text.into(), Some("text/plain; charset=utf-8"))),
-                Err(_) => Ok((Bytes::copy_from_slice(json.as_bytes()), Some("application/json"))),
+            if !json.starts_with('"') {
+                return Ok((Bytes::copy_from_slice(json.as_bytes()), Some("application/json")));
             }
+            let text: String = serde_json::from_str(json).map_err(|fault| format!("body: {fault}"))?;
+            Ok((text.into(), Some("text/plain; charset=utf-8")))
         }
     }
 }
