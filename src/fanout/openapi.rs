@@ -30,3 +30,71 @@ pub fn answer(method: &Method, mut ledger: Ledger) -> Answer {
     headers.insert(http::header::VIA, VIA);
     Answer::own(response, None)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use super::super::plan::{MOST_CALLS, Plan};
+    use super::*;
+    use crate::config;
+
+    fn document() -> Value {
+        serde_json::from_str(DOCUMENT).unwrap()
+    }
+
+    fn plan(fanout: &str) -> Result<Plan, String> {
+        let limits = config::parse("{}", Path::new("")).unwrap().config.limits;
+        Plan::read(fanout.as_bytes(), &limits)
+    }
+
+    /// The refusal of an unknown key names all that there are.
+    fn known_keys(fanout: &str) -> BTreeSet<String> {
+        let refusal = plan(fanout).unwrap_err();
+        let (_, keys) = refusal.split_once("expected one of ").unwrap_or_else(|| panic!("{refusal}"));
+        keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn it_tells_of_the_endpoints_that_there_are_in_the_version_that_it_is_written_in() {
+        let document = document();
+        assert_eq!(document["openapi"], "3.1.0");
+        let paths: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
+        assert_eq!(paths, [super::super::PATH, PATH]);
+        let version = document["info"]["version"].as_str().unwrap();
+        for path in paths {
+            assert!(super::super::serves(path) && path.starts_with(&format!("/v{version}/")), "{path}");
+        }
+    }
+
+    #[test]
+    fn its_request_has_the_keys_that_a_plan_knows() {
+        let schemas = &document()["components"]["schemas"];
+        for (schema, fanout) in [("FanOut", r#"{"?": 0}"#), ("Call", r#"{"calls": [{"?": 0}]}"#)] {
+            let schema = &schemas[schema];
+            let described: BTreeSet<String> =
+                schema["properties"].as_object().unwrap().keys().cloned().collect();
+            assert_eq!(described, known_keys(fanout));
+            assert_eq!(schema["additionalProperties"], false);
+        }
+    }
+
+    #[test]
+    fn its_bounds_and_defaults_are_those_of_a_plan() {
+        let schemas = &document()["components"]["schemas"];
+        let (fanout, one) = (&schemas["FanOut"]["properties"], &schemas["Call"]["properties"]);
+        assert_eq!(fanout["calls"]["maxItems"], MOST_CALLS);
+        let plan = plan(r#"{"calls": [{"id": "a", "url": "http://a.example/"}]}"#).unwrap();
+        let [planned] = &*plan.calls else { panic!("{plan:?}") };
+        let ask = planned.ask.as_ref().unwrap();
+        assert_eq!(fanout["max_concurrent"]["default"], plan.max_concurrent);
+        assert_eq!(fanout["grace_ms"]["default"], plan.grace.as_millis() as u64);
+        assert_eq!(fanout["system_prompt"]["default"], plan.wants_prompt);
+        assert_eq!(one["optional"]["default"], planned.is_optional);
+        assert_eq!(one["method"]["default"], ask.method.as_str());
+        assert_eq!(one["max_body_bytes"]["default"], ask.max_body);
+    }
+}
