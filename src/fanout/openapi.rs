@@ -97,4 +97,26 @@ mod tests {
         assert_eq!(one["method"]["default"], ask.method.as_str());
         assert_eq!(one["max_body_bytes"]["default"], ask.max_body);
     }
+
+    #[test]
+    fn an_integer_is_one_however_it_is_written() {
+        let with = |number: &str| {
+            plan(&format!(
+                r#"{{"calls": [{{"id": "a", "url": "http://a.example/", "max_body_bytes": {number}}}]}}"#
+            ))
+        };
+        for number in ["20", "20.0", "2e1"] {
+            assert_eq!(with(number).unwrap().calls[0].ask.as_ref().unwrap().max_body, 20, "{number}");
+        }
+        // Too much for this call, and no fault of the list.
+        for number in ["16777217", "1e9", "36893488147419103232", "1961756833128473.0"] {
+            let plan = with(number).unwrap();
+            let fault = plan.calls[0].ask.as_ref().unwrap_err();
+            assert!(fault.starts_with("calls[0].max_body_bytes: expected at most"), "{number}: {fault}");
+        }
+        for value in ["-1", "-1.0", "0.5", r#""20""#, "[20]"] {
+            let fault = with(value).unwrap_err();
+            assert!(fault.contains("expected a whole number"), "{value}: {fault}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{self, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -103,8 +103,8 @@ pub struct Place {
 #[serde(deny_unknown_fields)]
 struct Wanted {
     deadline_ms: Option<f64>,
-    max_concurrent: Option<usize>,
-    min_results: Option<usize>,
+    max_concurrent: Option<Whole>,
+    min_results: Option<Whole>,
     grace_ms: Option<f64>,
     system_prompt: Option<bool>,
     calls: Vec<Object<WantedCall>>,
@@ -122,7 +122,38 @@ struct WantedCall {
     timeout_ms: Option<f64>,
     backup: Option<String>,
     optional: Option<bool>,
-    max_body_bytes: Option<usize>,
+    max_body_bytes: Option<Whole>,
+}
+
+/// A whole number, however it is written: `20.0` is one to JSON Schema, and some programs write no other. What is
+/// beyond a `usize` becomes the largest of them, which is more than any key takes.
+struct Whole(usize);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = Whole;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number from 0 on")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Whole, E> {
+                Ok(Whole(usize::try_from(number).unwrap_or(usize::MAX)))
+            }
+
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Whole, E> {
+                // Long numbers are read a hair beside what is written.
+                let is_whole = number.fract() == 0.0 || number > f64::from(u32::MAX);
+                if number < 0.0 || !is_whole {
+                    return Err(E::invalid_value(Unexpected::Float(number), &self));
+                }
+                Ok(Whole(number as usize))
+            }
+        }
+        deserializer.deserialize_u64(Number)
+    }
 }
 
 /// A struct that is written as an object, where serde would take a list of its values too.
@@ -179,17 +210,19 @@ impl Plan {
             return Err(format!("calls: expected 1 to {MOST_CALLS} of them; found {}", wanted.calls.len()));
         }
         check_ids(&wanted.calls)?;
-        let (count, most) = (wanted.calls.len(), wanted.max_concurrent.unwrap_or(CONCURRENT));
+        let (count, most) =
+            (wanted.calls.len(), wanted.max_concurrent.map_or(CONCURRENT, |Whole(most)| most));
         if !(1..=MOST_CALLS).contains(&most) {
             return Err(format!("max_concurrent: expected 1 to {MOST_CALLS}; found {most}"));
         }
-        if let Some(least) = wanted.min_results.filter(|least| !(1..=count).contains(least)) {
+        let min_results = wanted.min_results.map(|Whole(least)| least);
+        if let Some(least) = min_results.filter(|least| !(1..=count).contains(least)) {
             return Err(format!("min_results: expected 1 to the number of calls, {count}; found {least}"));
         }
         Ok(Self {
             deadline: wanted.deadline_ms.map(|millis| time("deadline_ms", millis, false)).transpose()?,
             max_concurrent: most,
-            min_results: wanted.min_results,
+            min_results,
             grace: wanted.grace_ms.map(|millis| time("grace_ms", millis, true)).transpose()?,
             wants_prompt: wanted.system_prompt.unwrap_or_default(),
             calls: wanted
@@ -259,7 +292,7 @@ fn ask(call: WantedCall, limits: &Limits) -> Result<Ask, String> {
     let (body, kind) = body(call.body.as_deref(), call.body_base64.as_deref())?;
     let mut headers = headers(call.headers.unwrap_or_default(), limits)?;
     describe(&mut headers, &method, &body, kind);
-    let max_body = call.max_body_bytes.unwrap_or(MAX_BODY);
+    let max_body = call.max_body_bytes.map_or(MAX_BODY, |Whole(most)| most);
     if max_body > MOST_BODY {
         return Err(format!("max_body_bytes: expected at most {MOST_BODY}; found {max_body}"));
     }
