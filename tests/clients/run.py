@@ -25,6 +25,7 @@ from harness.cases import MODES, Case, Mode, Seen, Wrong
 from harness.clients import Absent, Client
 from harness.hedgerow import Hedgerow
 from harness.origin import Origin
+from harness.process import shown
 from harness.relay import Relay
 
 # Clients at once. They mostly wait: for a start, for an event, for a deadline.
@@ -150,10 +151,7 @@ def main() -> int:
             bench.hedgerow.process.kill()
         results = {(client.name, mode): cases for (client, mode), cases in zip(cells, done, strict=True)}
     passed, failed = show(rows, modes, results)
-    verdict = "FAILED" if failed or not passed else "ok"
-    # The form of cargo's own line, so that one sum can be made of all suites.
-    took = time.monotonic() - began
-    print(f"\ntest result: {verdict}. {passed} passed; {failed} failed; 0 ignored; finished in {took:.1f}s")
+    print(f"\n{shown(passed, failed, time.monotonic() - began)}")
     return 1 if failed or not passed else 0
 
 

@@ -1,16 +1,11 @@
-"""hedgerow itself: the suite's policy, the process, its access log, and the environment of its clients."""
+"""hedgerow as the clients need it: the suite's policy, the access log, and the environment of its clients."""
 
-import http.client
-import json
 import os
-import socket
-import subprocess
-import threading
-import time
 from itertools import count
 from pathlib import Path
 
 from .pki import Pki
+from .process import Process
 
 # What the policy says about hosts. All of them are the origin.
 INTERCEPTED = "tool.test"
@@ -26,7 +21,6 @@ HOSTS = [INTERCEPTED, TUNNELLED, DENIED, PINNED, LONG, ADDRESS]
 # No second attempts and no breaker, so that what arrives at the origin is what the client sent, and a case
 # that fails leaves the others alone.
 POLICY = f"""
-listen: {{ proxy: "127.0.0.1:%(proxy)d", admin: "127.0.0.1:%(admin)d" }}
 dns: {{ servers: ["127.0.0.1:%(dns)d"] }}
 egress: {{ deny: [{DENIED}] }}
 tls: {{ ca_dir: "%(trust)s" }}
@@ -35,39 +29,16 @@ upstreams:
   intercepted: {{ hosts: [{INTERCEPTED}, {PINNED}, {LONG}, {ADDRESS}], intercept: true }}
 """
 
-START = 15
 
-
-class Hedgerow:
-    """A running process. Its log is read as it comes."""
+class Hedgerow(Process):
+    """The one process that all clients go through."""
 
     def __init__(self, binary: Path, folder: Path, pki: Pki, dns_port: int):
-        self.port, self.admin_port = free_ports(2)
         self.trust = folder / "trust"
         self.trust.mkdir()
-        policy = folder / "policy.yaml"
-        ports = {"proxy": self.port, "admin": self.admin_port, "dns": dns_port}
-        policy.write_text(POLICY % {**ports, "trust": self.trust})
-        self.messages = folder / "hedgerow.log"
-        self.process = subprocess.Popen(
-            [binary, "run", "--config", policy],
-            env={"SSL_CERT_FILE": str(pki.root)},
-            stdout=subprocess.PIPE,
-            stderr=self.messages.open("w"),
-            text=True,
-        )
-        self.log: list[dict] = []
-        self.logged = threading.Condition()
         self.marks = count()
-        threading.Thread(target=self._read_log, daemon=True).start()
-        self._until_ready()
-
-    def stop(self):
-        """As a pod's end does it. A process that hangs or has panicked spoils the whole run."""
-        self.process.terminate()
-        code, messages = self.process.wait(timeout=30), self.messages.read_text()
-        if code != 0 or "panicked" in messages:
-            raise SystemExit(f"hedgerow left with {code}:\n{messages}")
+        policy = POLICY % {"dns": dns_port, "trust": self.trust}
+        super().__init__(binary, folder, policy, {"SSL_CERT_FILE": str(pki.root)})
 
     def log_of(self, tag: str) -> list[dict]:
         """The lines of requests with this tag that have ended.
@@ -76,7 +47,7 @@ class Hedgerow:
         request is made, and its line waited for.
         """
         mark = f"mark-{next(self.marks)}"
-        self._ask(self.port, f"http://{DENIED}/{mark}/")
+        self.ask(self.port, f"http://{DENIED}/{mark}/")
         with self.logged:
             if not self.logged.wait_for(lambda: self._lines(mark), timeout=5):
                 raise TimeoutError("the access log stands still")
@@ -84,30 +55,6 @@ class Hedgerow:
 
     def _lines(self, tag: str) -> list[dict]:
         return [line for line in self.log if line.get("path", "").startswith(f"/{tag}/")]
-
-    def _read_log(self):
-        for line in self.process.stdout:
-            with self.logged:
-                self.log.append(json.loads(line))
-                self.logged.notify_all()
-
-    def _until_ready(self):
-        until = time.monotonic() + START
-        while self.process.poll() is None and time.monotonic() < until:
-            try:
-                if self._ask(self.admin_port, "/readyz") == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(0.02)
-        self.process.kill()
-        raise SystemExit(f"hedgerow does not start:\n{self.messages.read_text()}")
-
-    @staticmethod
-    def _ask(port: int, target: str) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        connection.request("GET", target)
-        return connection.getresponse().status
 
 
 def environment(proxy_port: int, trust: Path, home: Path) -> dict[str, str]:
@@ -151,12 +98,3 @@ def environment(proxy_port: int, trust: Path, home: Path) -> dict[str, str]:
         "HOME": str(home),
         "LANG": "C.UTF-8",
     }
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

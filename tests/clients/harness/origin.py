@@ -16,8 +16,9 @@ import h2.errors
 import h2.events
 
 from . import answers
-from .hedgerow import ADDRESS, free_ports
+from .hedgerow import ADDRESS
 from .pki import Pki
+from .process import free_ports
 
 CHUNK = 1 << 14
 
