@@ -26,12 +26,14 @@ TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
 NODE_NEEDS := $(wildcard tests/*/package-lock.json)
 
-.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke clients test bench clean
+.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke openapi clients test bench \
+  clean
 
 help:
 	@echo "make test    all that must hold: setup fmt lint doc deny, every test"
 	@echo "make unit    the library's and binary's own tests alone"
 	@echo "make fuzz-smoke    what must hold for any input, on some thousand (FUZZ_TIMES=100 for more)"
+	@echo "make openapi     requests made of the fan-out's description, right and wrong (OPENAPI='--seed 1' for others)"
 	@echo "make clients    real clients through every mode (CLIENTS_RUN='--only httpx --mode forward' for some)"
 	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
 	@echo "make setup   install what the others need"
@@ -97,6 +99,11 @@ unit:
 fuzz-smoke:
 	$(CARGO) test --locked --manifest-path $(FUZZ) --target-dir $(SHARED) --test smoke
 
+# Names and addresses in the requests are made up; the suite's policy keeps them on this machine.
+openapi: tools python
+	$(CARGO) build --locked
+	.venv/bin/python tests/openapi/run.py --bin $(SHARED)/debug/hedgerow -- $(OPENAPI)
+
 # Its programs in Rust are built beside the binary that they are run against.
 clients: tools python node
 	$(CARGO) build --locked
@@ -108,6 +115,7 @@ test: setup fmt lint doc deny
 	$(CARGO) test --locked
 	$(MAKE) fuzz-smoke
 	$(CARGO) test --locked --manifest-path $(LOAD)
+	$(MAKE) openapi
 	$(MAKE) clients
 
 bench:
