@@ -26,7 +26,7 @@ TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
 NODE_NEEDS := $(wildcard tests/*/package-lock.json)
 
-.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke openapi clients test bench \
+.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke openapi examples clients test bench \
   clean
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make unit    the library's and binary's own tests alone"
 	@echo "make fuzz-smoke    what must hold for any input, on some thousand (FUZZ_TIMES=100 for more)"
 	@echo "make openapi     requests made of the fan-out's description, right and wrong (OPENAPI='--seed 1' for others)"
+	@echo "make examples    the examples of agents, among tools that fail"
 	@echo "make clients    real clients through every mode (CLIENTS_RUN='--only httpx --mode forward' for some)"
 	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
 	@echo "make setup   install what the others need"
@@ -104,6 +105,10 @@ openapi: tools python
 	$(CARGO) build --locked
 	.venv/bin/python tests/openapi/run.py --bin $(SHARED)/debug/hedgerow -- $(OPENAPI)
 
+examples: tools python node
+	$(CARGO) build --locked
+	.venv/bin/python tests/examples/run.py --bin $(SHARED)/debug/hedgerow
+
 # Its programs in Rust are built beside the binary that they are run against.
 clients: tools python node
 	$(CARGO) build --locked
@@ -116,6 +121,7 @@ test: setup fmt lint doc deny
 	$(MAKE) fuzz-smoke
 	$(CARGO) test --locked --manifest-path $(LOAD)
 	$(MAKE) openapi
+	$(MAKE) examples
 	$(MAKE) clients
 
 bench:
@@ -127,5 +133,5 @@ bench:
 clean:
 	$(CARGO) clean
 	$(CARGO) clean --manifest-path $(LOAD)
-	rm -rf tests/fuzz/target tests/clients/rust/target
+	rm -rf tests/fuzz/target tests/clients/rust/target tests/examples/build
 	rm -rf .venv tests/*/node_modules
