@@ -91,7 +91,7 @@ mod tests {
         let [planned] = &*plan.calls else { panic!("{plan:?}") };
         let ask = planned.ask.as_ref().unwrap();
         assert_eq!(fanout["max_concurrent"]["default"], plan.max_concurrent);
-        assert_eq!(fanout["grace_ms"]["default"], plan.grace.as_millis() as u64);
+        assert!(fanout["grace_ms"].get("default").is_none() && plan.grace.is_none());
         assert_eq!(fanout["system_prompt"]["default"], plan.wants_prompt);
         assert_eq!(one["optional"]["default"], planned.is_optional);
         assert_eq!(one["method"]["default"], ask.method.as_str());

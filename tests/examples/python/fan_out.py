@@ -18,8 +18,8 @@ TOOLS = {
     name: os.environ.get(f"{name.upper()}_URL", f"https://{name}.example.com")
     for name in ("quotes", "news", "filings", "ratings", "chatter")
 }
-# Good to have: without them an answer is complete, and nothing waits for them when all others have ended.
-OPTIONAL = {"chatter"}
+# Good to have: without them an answer is complete, and when all others have ended they get this much longer.
+OPTIONAL, GRACE_MS = {"chatter"}, 100
 # For all calls of a turn together. A user waits for it at most, so it is the turn's time and not the slowest tool's.
 DEADLINE_MS = 3000
 PROMPT = "You are an analyst. Never invent what a tool could not tell: say that it was unavailable."
@@ -45,6 +45,7 @@ def call_tools(state: State) -> dict:
     distinct = {names[call["id"]]: call for call in wanted}
     fan_out = {
         "deadline_ms": DEADLINE_MS,
+        "grace_ms": GRACE_MS,
         "calls": [
             {
                 "id": name,

@@ -4,8 +4,9 @@ import { model, type Message, type ToolCall } from './stand_in.js';
 
 const HEDGEROW = process.env.HEDGEROW_URL ?? 'http://127.0.0.1:15300';
 const urlOf = (name: string) => process.env[`${name.toUpperCase()}_URL`] ?? `https://${name}.example.com`;
-// Good to have: without them an answer is complete, and nothing waits for them when all others have ended.
+// Good to have: without them an answer is complete, and when all others have ended they get this much longer.
 const OPTIONAL = new Set(['chatter']);
+const GRACE_MS = 100;
 // For all calls of a turn together. A user waits for it at most, so it is the turn's time and not the slowest tool's.
 const DEADLINE_MS = 3000;
 const PROMPT = 'You are an analyst. Never invent what a tool could not tell: say that it was unavailable.';
@@ -33,6 +34,7 @@ async function callTools({ messages }: State): Promise<Partial<State>> {
     headers: { accept: 'text/event-stream' },
     body: JSON.stringify({
       deadline_ms: DEADLINE_MS,
+      grace_ms: GRACE_MS,
       calls: [...distinct].map(([id, call]) => ({
         id,
         url: `${urlOf(call.name)}?${new URLSearchParams(call.args)}`,
