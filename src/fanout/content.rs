@@ -215,3 +215,173 @@ impl<'de> Visitor<'de> for Sound {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn headers(kind: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_str(kind).unwrap())])
+    }
+
+    fn of(body: impl Into<Vec<u8>>, kind: &str) -> Content {
+        Content::of(body.into(), false, &headers(kind))
+    }
+
+    /// The keys as they stand in the answer.
+    fn shown(content: &Content, headers: &HeaderMap) -> String {
+        let mut keys = Vec::new();
+        content.write(headers, &mut keys);
+        format!("{{{}}}", std::str::from_utf8(&keys[1..]).unwrap())
+    }
+
+    #[test]
+    fn the_type_says_what_a_body_is_and_the_body_whether_that_can_be() {
+        for (body, kind, expected) in [
+            (&b"{}"[..], "application/json", "json"),
+            (b" [1]\n", "APPLICATION/JSON;charset=utf-8", "json"),
+            (b"{}", "application/vnd.api+json", "json"),
+            (b"{", "application/json", "text"),
+            (b"{\"a\":1}{}", "application/json", "text"),
+            (b"\xef\xbb\xbf{}", "application/json", "text"),
+            (b"\xff", "application/json", "binary"),
+            (b"{}", "text/plain", "text"),
+            (b"<a/>", "application/atom+xml", "text"),
+            (b"a=b", "application/x-www-form-urlencoded", "text"),
+            (b"{}\n{}", "application/x-ndjson", "text"),
+            (b"a", "", "text"),
+            (b"\x80", "", "binary"),
+            (b"\x80", "text/plain", "binary"),
+            (b"%PDF", "application/pdf", "binary"),
+            (b"a", "application/octet-stream", "binary"),
+            (b"", "application/pdf", "empty"),
+        ] {
+            let content = of(body, kind);
+            let found = match content {
+                Content::Empty => "empty",
+                Content::Json(_) => "json",
+                Content::Text(_) => "text",
+                Content::Binary(_) => "binary",
+            };
+            assert_eq!(found, expected, "{body:?} as {kind}");
+            assert_eq!(content.is_empty(), body.is_empty());
+            assert!(content.len() >= body.trim_ascii().len(), "{content:?}");
+        }
+        let mut coded = headers("application/json");
+        coded.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        assert!(matches!(Content::of(b"{}".to_vec(), false, &coded), Content::Binary(_)));
+        coded.insert(header::CONTENT_ENCODING, HeaderValue::from_static("identity"));
+        assert!(matches!(Content::of(b"{}".to_vec(), false, &coded), Content::Json(_)));
+    }
+
+    #[test]
+    fn each_kind_has_its_own_keys() {
+        for (body, kind, expected) in [
+            (
+                &b"[1e300,\n 12345678901234567890123]"[..],
+                "application/json",
+                r#"{"body":[1e300, 12345678901234567890123]}"#,
+            ),
+            (b"a\n", "text/plain", r#"{"body":"a\n"}"#),
+            (b"", "text/plain", r#"{"body":null}"#),
+            (b"\xff\x00", "image/png", r#"{"content_type":"image/png","body_base64":"/wA="}"#),
+        ] {
+            assert_eq!(shown(&of(body, kind), &headers(kind)), expected);
+        }
+        let unknown = Content::of(b"\xff".to_vec(), false, &HeaderMap::new());
+        assert_eq!(shown(&unknown, &HeaderMap::new()), r#"{"content_type":null,"body_base64":"/w=="}"#);
+    }
+
+    #[test]
+    fn json_that_is_too_deep_for_many_readers_is_text() {
+        let nested = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(matches!(of(nested(100), "application/json"), Content::Json(_)));
+        for depth in [101, 100_000] {
+            assert!(matches!(of(nested(depth), "application/json"), Content::Text(_)), "{depth}");
+        }
+        assert!(!is_too_deep(&format!("[{:?}, {:?}]", "[".repeat(1000), "\\\"{".repeat(1000))));
+        assert!(!is_too_deep(&"[]".repeat(1000)));
+        assert!(!is_too_deep(&"]".repeat(1000)));
+    }
+
+    /// The answer is one JSON text: what one reader of it refuses would cost it all of the others' results.
+    #[test]
+    fn json_that_not_every_reader_takes_is_text() {
+        for body in ["1e400", "[-1e999]", "\"\\ud83d\"", "{\"\\udc00\":1}", "\"\\ud83dx\""] {
+            assert_eq!(of(body, "application/json"), Content::Text(body.to_owned()));
+        }
+        for body in ["1e308", "\"\\ud83d\\ude00\"", "{\"a\":1,\"a\":2}", "-0.0"] {
+            assert_eq!(of(body, "application/json"), Content::Json(body.to_owned()));
+        }
+    }
+
+    /// JSON whose numbers a reader keeps, so that two texts can be compared.
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+            Just(json!("\n\r\"\\\u{2028}")),
+        ];
+        leaf.prop_recursive(5, 64, 6, |inner| {
+            let key = prop_oneof![any::<String>(), Just("\r\n".to_owned())];
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::vec((key, inner), 0..6)
+                    .prop_map(|members| Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_json_comes_back_equal_and_in_one_line(value in value(), is_pretty: bool, ends in "[ \t\r\n]{0,3}") {
+            let text = if is_pretty { format!("{value:#}") } else { value.to_string() };
+            let body = format!("{ends}{}{ends}", text.replace('\n', &format!("\n{ends}")));
+            let content = of(body, "application/json");
+            let Content::Json(json) = &content else { return Err(TestCaseError::fail(format!("{content:?}"))) };
+            prop_assert!(!json.contains(['\n', '\r']), "{}", json);
+            prop_assert_eq!(serde_json::from_str::<Value>(json).unwrap(), value.clone());
+            let shown = shown(&content, &HeaderMap::new());
+            prop_assert!(!shown.contains(['\n', '\r']));
+            prop_assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), json!({ "body": value }));
+        }
+
+        #[test]
+        fn no_body_is_lost_whatever_it_says_it_is(
+            body in prop::collection::vec(any::<u8>(), 0..64),
+            kind in prop::sample::select(vec!["", "text/plain", "application/json", "image/png"]),
+        ) {
+            let headers = headers(kind);
+            let content = Content::of(body.clone(), false, &headers);
+            let shown: Value = serde_json::from_str(&shown(&content, &headers)).unwrap();
+            match content {
+                Content::Empty => prop_assert!(body.is_empty()),
+                Content::Json(_) => {
+                    prop_assert_eq!(&shown["body"], &serde_json::from_slice::<Value>(&body).unwrap());
+                }
+                Content::Text(_) => prop_assert_eq!(shown["body"].as_str().unwrap().as_bytes(), &*body),
+                Content::Binary(_) => {
+                    prop_assert_eq!(STANDARD.decode(shown["body_base64"].as_str().unwrap()).unwrap(), body);
+                }
+            }
+        }
+
+        #[test]
+        fn text_that_is_cut_ends_with_a_whole_character(text in "[a-z\u{e4}\u{4ef7}\u{1f600}]{1,12}", cut in 0_usize..48) {
+            let cut = cut.min(text.len());
+            let whole = (0..=cut).rev().find(|at| text.is_char_boundary(*at)).unwrap();
+            let content = Content::of(text.as_bytes()[..cut].to_vec(), true, &headers("text/plain"));
+            match content {
+                Content::Empty => prop_assert_eq!(cut, 0),
+                Content::Text(shown) => prop_assert_eq!(shown, &text[..whole]),
+                other => return Err(TestCaseError::fail(format!("{other:?}"))),
+            }
+        }
+    }
+}

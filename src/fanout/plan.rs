@@ -339,14 +339,15 @@ impl Place {
 
 /// The host as it is written; `None` where there is none.
 fn raw_host(url: &str) -> Option<&str> {
-    let (_, rest) = url.split_once("://")?;
+    let (_, rest) = url.split_once(':')?;
+    let rest = rest.strip_prefix("//")?;
     let authority = rest.split(['/', '?', '#', '\\']).next()?;
     let host = authority.rsplit('@').next()?;
     let host = host
         .rsplit_once(':')
         .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
         .map_or(host, |(host, _)| host);
-    Some(host).filter(|host| !host.is_empty())
+    Some(host.trim_end_matches('.')).filter(|host| !host.is_empty())
 }
 
 /// Methods are case-sensitive, but who writes `get` means GET; fetch takes it so too.
@@ -457,4 +458,222 @@ fn describe(headers: &mut HeaderMap, method: &Method, body: &Bytes, kind: Option
     add(header::USER_AGENT, USER_AGENT);
     add(header::ACCEPT, HeaderValue::from_static("*/*"));
     add(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::config;
+
+    fn read(body: &str) -> Result<Plan, String> {
+        Plan::read(body.as_bytes(), &config::embedded().limits)
+    }
+
+    /// The one call of a plan with these keys.
+    fn call(keys: &str) -> Result<Ask, String> {
+        let body = format!(r#"{{"calls": [{{"id": "a", {keys}}}]}}"#);
+        read(&body).expect("a list").calls.remove(0).ask
+    }
+
+    fn place(url: &str) -> Result<Place, String> {
+        Place::of(url, &config::embedded().limits)
+    }
+
+    #[test]
+    fn what_a_list_does_not_say_has_a_default() {
+        let plan = read(r#"{"calls": [{"id": "a", "url": "http://a.test"}]}"#).unwrap();
+        assert_eq!((plan.deadline, plan.max_concurrent, plan.min_results), (None, 100, None));
+        assert_eq!((plan.grace, plan.wants_prompt, plan.calls.len()), (None, false, 1));
+        let call = &plan.calls[0];
+        assert_eq!((&*call.id, call.is_optional), ("a", false));
+        let ask = call.ask.as_ref().unwrap();
+        assert_eq!((ask.method.as_str(), ask.timeout, ask.max_body), ("GET", None, 1 << 20));
+        assert_eq!((ask.place.authority.as_str(), ask.place.target.as_str()), ("a.test:80", "/"));
+        assert!(ask.backup.is_none() && ask.body.is_empty());
+    }
+
+    #[test]
+    fn what_a_list_says_is_taken() {
+        let plan = read(
+            r#"{"deadline_ms": 1500.5, "max_concurrent": 7, "min_results": 1, "grace_ms": 0, "system_prompt": true,
+                "calls": [{"id": "a", "url": "https://a.test/x", "optional": true, "timeout_ms": 0.5, "method": "put",
+                           "max_body_bytes": 0, "backup": "http://b.test:81/y"}]}"#,
+        )
+        .unwrap();
+        assert_eq!(plan.deadline, Some(Duration::from_micros(1_500_500)));
+        assert_eq!((plan.max_concurrent, plan.min_results, plan.wants_prompt), (7, Some(1), true));
+        let call = &plan.calls[0];
+        let ask = call.ask.as_ref().unwrap();
+        assert_eq!((call.is_optional, ask.method.as_str(), ask.max_body), (true, "PUT", 0));
+        assert_eq!((ask.timeout, ask.place.scheme), (Some(Duration::from_micros(500)), Scheme::Https));
+        let backup = ask.backup.as_ref().unwrap();
+        assert_eq!((backup.authority.as_str(), backup.target.as_str()), ("b.test:81", "/y"));
+    }
+
+    /// What makes clients from the description makes them of these keys.
+    #[test]
+    fn the_description_has_the_keys_that_are_taken() {
+        let told: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
+        for (schema, body) in [("FanOut", r#"{"?": 1}"#), ("Call", r#"{"calls": [{"?": 1}]}"#)] {
+            let fault = read(body).unwrap_err();
+            let (_, listed) = fault.split_once("expected one of ").unwrap();
+            let (listed, _) = listed.rsplit_once(" at line").unwrap();
+            let taken: Vec<_> = listed.split(", ").map(|key| key.trim_matches('`')).collect();
+            let described = told["components"]["schemas"][schema]["properties"].as_object().unwrap();
+            assert_eq!(described.keys().collect::<Vec<_>>(), taken, "{schema}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_in_normal_form() {
+        for (url, authority, target) in [
+            ("http://a.test", "a.test:80", "/"),
+            ("HTTP://A.Test.:80/x?", "a.test:80", "/x?"),
+            ("https://a.test?q", "a.test:443", "/?q"),
+            ("https://a.test:80/#part", "a.test:80", "/"),
+            ("http://bücher.test/", "xn--bcher-kva.test:80", "/"),
+            ("http://127.0.0.1:81/a/../b", "127.0.0.1:81", "/b"),
+            ("http://127.0.0.1./", "127.0.0.1:80", "/"),
+            ("http://[2001:DB8::0:1]:8080/", "[2001:db8::1]:8080", "/"),
+            (" http://a.test\\x ", "a.test:80", "/x"),
+        ] {
+            let place = place(url).unwrap_or_else(|fault| panic!("{url:?}: {fault}"));
+            assert_eq!((place.authority.as_str(), place.target.as_str()), (authority, target), "{url:?}");
+        }
+    }
+
+    /// Browsers mend these in silence.
+    #[test]
+    fn what_only_a_browser_takes_for_a_url_is_none() {
+        for url in [
+            "http:a.test",
+            "http:/a.test",
+            "http:///a.test",
+            "http:\\\\a.test",
+            "http://a.test/\n",
+            "//a.test",
+        ] {
+            assert!(place(url).is_err(), "{url:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_written_in_one_way() {
+        for host in ["2130706433", "0x7f.1", "127.1", "0177.0.0.1", "127.0.0.01", "１２７.0.0.1", "%31.0.0.1"]
+        {
+            // Wherever else in the URL the plain form stands.
+            let plain = place(&format!("http://{host}/")).map(|place| place.authority).unwrap_err();
+            let ip = plain.rsplit_once(' ').unwrap().1;
+            for url in [
+                format!("http://{host}/{ip}"),
+                format!("http://{host}:80/?{ip}"),
+                format!("http://{host}#{ip}"),
+                format!("http:{host}/://{ip}/"),
+                format!("http:////{host}\\{ip}"),
+            ] {
+                assert!(place(&url).is_err(), "{url}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_that_cannot_be_made_leaves_the_others() {
+        let body = json!({ "calls": [
+            { "id": "good", "url": "http://a.test" },
+            { "id": "bad", "url": "http://a.test", "headers": { "x y": "" } },
+            { "id": "worse", "url": "data:," },
+        ] });
+        let plan = read(&body.to_string()).unwrap();
+        assert_eq!(plan.calls.iter().map(|call| &*call.id).collect::<Vec<_>>(), ["good", "bad", "worse"]);
+        let faults = plan.calls.into_iter().map(|call| call.ask.err()).collect::<Vec<_>>();
+        assert_eq!(faults[0], None);
+        assert!(faults[1].as_ref().unwrap().starts_with("calls[1].headers[\"x y\"]: "), "{faults:?}");
+        assert!(faults[2].as_ref().unwrap().starts_with("calls[2].url: "), "{faults:?}");
+    }
+
+    #[test]
+    fn what_describes_the_body_is_added_and_does_not_replace_the_callers_word() {
+        let field =
+            |ask: &Ask, name: &str| ask.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        for (keys, kind, length) in [
+            ("", None, None),
+            (r#", "method": "POST""#, None, Some("0")),
+            (r#", "method": "POST", "body": {}"#, Some("application/json"), Some("2")),
+            (r#", "body": "é""#, Some("text/plain; charset=utf-8"), Some("2")),
+            (r#", "body_base64": "AAAA""#, Some("application/octet-stream"), Some("3")),
+            (
+                r#", "body": 1, "headers": {"Content-Type": "a/b", "Content-Length": "9"}"#,
+                Some("a/b"),
+                Some("1"),
+            ),
+        ] {
+            let ask = call(&format!(r#""url": "http://a.test"{keys}"#)).unwrap();
+            let expected = (kind.map(str::to_owned), length.map(str::to_owned));
+            assert_eq!((field(&ask, "content-type"), field(&ask, "content-length")), expected, "{keys}");
+            assert_eq!(field(&ask, "accept-encoding").as_deref(), Some("identity"));
+        }
+    }
+
+    /// JSON as people and programs write it, blanks and all.
+    fn json_text() -> impl Strategy<Value = String> {
+        let blank = "[ \t\n\r]{0,2}";
+        let leaf = prop_oneof![
+            Just("null".to_owned()),
+            Just("true".to_owned()),
+            "-?(0|[1-9][0-9]{0,30})(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?",
+            any::<String>().prop_map(|text| Value::String(text).to_string()),
+            Just(r#""\u0041\/\ud83d""#.to_owned()),
+        ];
+        leaf.prop_recursive(4, 32, 5, move |inner| {
+            let item = (blank, inner, blank).prop_map(|(before, value, after)| before + &value + &after);
+            let member = (blank, any::<String>(), item.clone())
+                .prop_map(|(before, key, value)| format!("{before}{}:{value}", Value::String(key)));
+            prop_oneof![
+                prop::collection::vec(item, 1..5).prop_map(|items| format!("[{}]", items.join(","))),
+                prop::collection::vec(member, 1..5).prop_map(|members| format!("{{{}}}", members.join(","))),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_body_goes_out_byte_for_byte(json in json_text()) {
+            let ask = call(&format!(r#""url": "http://a.test", "method": "POST", "body": {json}"#));
+            let text = serde_json::from_str::<Option<String>>(&json);
+            let expected = match &text {
+                Ok(text) => text.as_deref().unwrap_or_default(),
+                // Half a character has no bytes that could be sent.
+                Err(_) if json.starts_with('"') => {
+                    prop_assert!(ask.unwrap_err().starts_with("calls[0].body: "));
+                    return Ok(());
+                }
+                Err(_) => &json,
+            };
+            let sent = ask.unwrap().body;
+            prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), expected);
+        }
+
+        #[test]
+        fn calls_stay_in_their_order_under_their_names(ids in prop::collection::hash_set("\\PC{1,200}", 1..50)) {
+            let ids: Vec<_> = ids.into_iter().filter(|id| !id.chars().any(is_unseen)).collect();
+            prop_assume!(!ids.is_empty());
+            let calls: Vec<_> = ids.iter().map(|id| json!({ "id": id, "url": "http://a.test" })).collect();
+            let plan = read(&json!({ "calls": calls }).to_string()).unwrap();
+            prop_assert_eq!(plan.calls.into_iter().map(|call| call.id).collect::<Vec<_>>(), ids);
+        }
+
+        #[test]
+        fn no_header_carries_what_would_end_it(name in ".{0,8}", value in ".{0,16}") {
+            let given = Map::from_iter([(name, Value::String(value))]);
+            if let Ok(headers) = headers(given, &config::embedded().limits) {
+                for (name, value) in &headers {
+                    prop_assert!(!value.as_bytes().iter().any(|byte| matches!(byte, b'\r' | b'\n' | 0)));
+                    prop_assert!(!is_ours(name));
+                }
+            }
+        }
+    }
 }

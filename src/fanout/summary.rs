@@ -384,3 +384,196 @@ impl Missing {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn tally(ids: &[&str], language: Language) -> Tally {
+        let calls = ids.iter().map(|id| ((*id).to_owned(), false)).collect();
+        Tally::new(calls, Duration::from_millis(1500), language, false)
+    }
+
+    fn told(tally: &Tally) -> Value {
+        serde_json::to_value(tally.summary(7)).unwrap()
+    }
+
+    #[test]
+    fn when_all_have_come_there_is_nothing_to_warn_of() {
+        let mut tally = tally(&["a", "b", "c"], Language::English);
+        for (at, source) in [Source::Hedge, Source::Backup, Source::Cache].into_iter().enumerate() {
+            tally.results(at, source, false);
+        }
+        let expected = json!({
+            "complete": true, "warning": null, "elapsed_ms": 7, "missing": {},
+            "counts": { "calls": 3, "results": 3, "missing": 0, "hedge": 1, "backup": 1, "cache": 1, "stale": 0, "degraded": 0 },
+        });
+        assert_eq!(told(&tally), expected);
+    }
+
+    #[test]
+    fn the_warning_names_what_is_missing_and_why_in_both_languages() {
+        for (language, expected) in [
+            (
+                Language::English,
+                "Warning: TSLA, NVDA unavailable (deadline 1500 ms); MSFT unavailable (circuit open); \
+                 META, AMD unavailable (upstream status); AAPL out of date (kept answers); \
+                 GOOG, IBM replaced by a placeholder. Analysis based on 2/9 sources. Do not estimate what is missing.",
+            ),
+            (
+                Language::Chinese,
+                "警告：TSLA、NVDA 数据缺失（截止时间 1500 毫秒）；MSFT 数据缺失（circuit_open）；\
+                 META、AMD 数据缺失（upstream_status）；AAPL 数据已过期（缓存）；GOOG、IBM 仅有占位数据。\
+                 本次分析基于 2/9 个数据源，请勿估算缺失的数据。",
+            ),
+        ] {
+            let ids = ["META", "TSLA", "GOOG", "MSFT", "INTC", "NVDA", "AAPL", "AMD", "IBM"];
+            let mut tally = tally(&ids, language);
+            // In whatever order they come.
+            for at in [5, 1] {
+                tally.misses(at, Missing::deadline("late"));
+            }
+            for at in [7, 0] {
+                tally.misses(at, Missing::because("upstream_status", "answered 503"));
+            }
+            tally.misses(3, Missing::because("circuit_open", "open"));
+            tally.results(4, Source::Primary, false);
+            tally.results(6, Source::Stale, false);
+            tally.results(8, Source::Degraded, false);
+            tally.results(2, Source::Degraded, false);
+            assert_eq!(told(&tally)["warning"], expected);
+            assert_eq!(told(&tally)["complete"], false);
+        }
+    }
+
+    /// A thousand names of the greatest length would be a book.
+    #[test]
+    fn the_warning_is_bounded_whatever_is_missing() {
+        for (language, rest) in
+            [(Language::English, " and 980 more unavailable"), (Language::Chinese, "等另外 980 项")]
+        {
+            let ids: Vec<_> = (0..1000).map(|at| format!("{at:0>200}")).collect();
+            let mut tally = tally(&ids.iter().map(String::as_str).collect::<Vec<_>>(), language);
+            (0..1000).for_each(|at| tally.misses(at, Missing::deadline("late")));
+            let told = told(&tally);
+            let warning = told["warning"].as_str().unwrap();
+            assert!(warning.contains(rest) && warning.contains("0/1000"), "{warning}");
+            assert!(warning.len() < MOST_NAMED * 205 + 200, "{} bytes", warning.len());
+            // The first of them are named, and all are listed.
+            assert!(warning.contains(&ids[19]) && !warning.contains(&ids[20]));
+            assert_eq!(told["missing"].as_object().unwrap().len(), 1000);
+        }
+    }
+
+    #[test]
+    fn a_missing_call_tells_all_that_is_known() {
+        let mut tally = tally(&["a", "b"], Language::English);
+        let status = Some(StatusCode::SERVICE_UNAVAILABLE);
+        tally.misses(0, Missing { status, ..Missing::because("upstream_status", "quotes answered 503") });
+        let retry_after = Some(Duration::from_micros(11_999_600));
+        tally.misses(1, Missing { retry_after, ..Missing::because("circuit_open", "quotes is failing") });
+        let expected = json!({
+            "a": { "error": "upstream_status", "message": "quotes answered 503", "status": 503 },
+            "b": { "error": "circuit_open", "message": "quotes is failing", "retry_after_ms": 12_000 },
+        });
+        assert_eq!(told(&tally)["missing"], expected);
+    }
+
+    #[test]
+    fn the_prompt_is_given_to_who_asks_and_speaks_the_language() {
+        assert!(told(&tally(&["a"], Language::English)).get("system_prompt").is_none());
+        for (language, begin) in [(Language::English, "Tool results"), (Language::Chinese, "工具结果")] {
+            let calls = vec![("a".to_owned(), false)];
+            let told = told(&Tally::new(calls, Duration::ZERO, language, true));
+            let prompt = told["system_prompt"].as_str().unwrap();
+            assert!(prompt.starts_with(begin), "{prompt}");
+            for key in
+                ["`results`", "`missing`", "`source`", "`stale`", "`degraded`", "`truncated`", "`warning`"]
+            {
+                assert!(prompt.contains(key), "{key} in {prompt}");
+            }
+        }
+    }
+
+    /// What is known of a call: still open, a result, or missing.
+    fn standing() -> impl Strategy<Value = Option<Result<Source, Missing>>> {
+        let source = prop::sample::select(vec![
+            Source::Primary,
+            Source::Hedge,
+            Source::Collapsed,
+            Source::Cache,
+            Source::Backup,
+            Source::Stale,
+            Source::Degraded,
+        ]);
+        let missing =
+            prop::sample::select(vec![DEADLINE, NOT_AWAITED, "circuit_open", "upstream_status", "internal"]);
+        prop_oneof![
+            Just(None),
+            source.prop_map(|source| Some(Ok(source))),
+            missing.prop_map(|why| Some(Err(Missing::because(why, "so it is")))),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_names_and_sentence_agree(
+            standings in prop::collection::vec((any::<bool>(), standing()), 1..40),
+            is_chinese: bool,
+        ) {
+            let language = if is_chinese { Language::Chinese } else { Language::English };
+            let calls: Vec<_> =
+                standings.iter().enumerate().map(|(at, (is_optional, _))| (format!("#{at}#"), *is_optional)).collect();
+            let mut tally = Tally::new(calls, Duration::from_secs(1), language, false);
+            for (at, (_, standing)) in standings.iter().enumerate().rev() {
+                match standing {
+                    None => {}
+                    Some(Ok(source)) => tally.results(at, *source, false),
+                    Some(Err(missing)) => tally.misses(at, missing.clone()),
+                }
+            }
+            let is_result = |standing: &Option<Result<Source, Missing>>| matches!(standing, Some(Ok(_)));
+            let results = standings.iter().filter(|(_, standing)| is_result(standing)).count();
+            let open = standings.iter().filter(|(_, standing)| standing.is_none()).count();
+            let is_complete = standings.iter().all(|(is_optional, standing)| *is_optional || is_result(standing));
+            let told = told(&tally);
+            prop_assert_eq!(&told["complete"], is_complete);
+            let is_real = |standing: &Option<Result<Source, Missing>>| {
+                matches!(standing, Some(Ok(source)) if *source != Source::Degraded)
+            };
+            let real = standings.iter().filter(|(_, standing)| is_real(standing)).count();
+            prop_assert_eq!(tally.real_results(), real);
+            prop_assert_eq!(tally.open().count(), open);
+            prop_assert_eq!(tally.calls().count(), standings.len() - open);
+            prop_assert_eq!(&told["counts"]["results"], results);
+            let missing: Vec<_> = told["missing"].as_object().unwrap().keys().cloned().collect();
+            prop_assert_eq!(&told["counts"]["missing"], missing.len());
+            prop_assert_eq!(missing.len() + results + open, standings.len());
+            // In the order of the calls.
+            let is_missing = |standing: &Option<Result<Source, Missing>>| matches!(standing, Some(Err(_)));
+            let named = standings.iter().enumerate().filter(|(_, (_, standing))| is_missing(standing));
+            let named: Vec<_> = named.map(|(at, _)| format!("#{at}#")).collect();
+            prop_assert_eq!(&missing, &named);
+            let has_required = standings.iter().any(|(is_optional, _)| !is_optional);
+            let required_open = standings.iter().any(|(is_optional, standing)| !is_optional && standing.is_none());
+            prop_assert_eq!(tally.only_optional_are_open(), has_required && !required_open);
+
+            let doubtful = standings.iter().filter(|(_, standing)| {
+                matches!(standing, Some(Ok(Source::Stale | Source::Degraded)))
+            });
+            let is_warned = !missing.is_empty() || doubtful.count() > 0;
+            let warning = told["warning"].as_str().unwrap_or_default();
+            prop_assert_eq!(!warning.is_empty(), is_warned);
+            let degraded = told["counts"]["degraded"].as_u64().unwrap() as usize;
+            let based_on = format!("{}/{}", results - degraded, standings.len());
+            prop_assert!(!is_warned || warning.contains(&based_on), "{}", warning);
+            if named.len() <= MOST_NAMED {
+                prop_assert!(named.iter().all(|name| warning.contains(name.as_str())), "{}", warning);
+            }
+        }
+    }
+}

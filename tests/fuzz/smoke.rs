@@ -3,7 +3,7 @@
 //! `FUZZ_TIMES=100` makes it a hundred times as many.
 
 use hedgerow_fuzz::{
-    CACHE, DEADLINE, FRAMING, HELLO, HOP_BY_HOP, PATH_GLOB, POLICY, RETRY, SNIFF, TARGET, Target,
+    CACHE, DEADLINE, FANOUT, FRAMING, HELLO, HOP_BY_HOP, PATH_GLOB, POLICY, RETRY, SNIFF, TARGET, Target,
     mutate::mutate,
 };
 
@@ -80,4 +80,9 @@ fn a_cache_keeps_and_gives_what_it_may() {
 #[test]
 fn what_is_said_about_retries_is_bounded_and_goes_on() {
     smoke(&RETRY);
+}
+
+#[test]
+fn a_fan_out_is_runnable_or_its_fault_has_a_place() {
+    smoke(&FANOUT);
 }

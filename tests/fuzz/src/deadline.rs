@@ -76,6 +76,6 @@ fn check_together(data: &[u8]) {
     let Ok(Some(deadline)) = Deadline::of(Some(&*POLICY), &fields(data), arrival, None) else { return };
     assert!(deadline.at > arrival.now, "a deadline that has passed was let in");
     assert!(deadline.at <= arrival.now + POLICY.max, "more than the policy's most");
-    let told = parse_deadline(deadline.told.as_bytes()).expect("the next hop can read it");
+    let told = parse_deadline(deadline.told().as_bytes()).expect("the next hop can read it");
     assert!(told <= arrival.wall + POLICY.max, "the next hop is told more than the policy's most");
 }

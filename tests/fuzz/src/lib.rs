@@ -13,6 +13,7 @@
 
 mod cache;
 mod deadline;
+mod fanout;
 mod fields;
 mod framing;
 mod hello;
@@ -26,6 +27,7 @@ mod target;
 
 pub use cache::CACHE;
 pub use deadline::DEADLINE;
+pub use fanout::FANOUT;
 pub use framing::FRAMING;
 pub use hello::HELLO;
 pub use hop_by_hop::HOP_BY_HOP;

@@ -13,6 +13,7 @@
 pub mod client;
 pub mod command;
 pub mod dns;
+pub mod fanout;
 pub mod footprint;
 pub mod h1;
 pub mod hedgerow;
