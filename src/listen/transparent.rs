@@ -82,7 +82,7 @@ async fn still_silent(
         return Some((heard.ok()?.ok()?, None));
     }
     let opened = connect(proxy, to).await?;
-    let heard = tunnel::listen_in(client, &opened.socket).await.ok()?;
+    let heard = tunnel::listen_in(client, &opened.socket, &opened.held).await.ok()?;
     Some((heard, Some(opened)))
 }
 

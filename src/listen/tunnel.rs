@@ -1,8 +1,7 @@
 //! Tunnels: what a CONNECT or an upgrade leaves of the proxy is the copying of bytes both ways.
 //!
 //! Before a CONNECT's bytes are copied they are looked at: HTTP in clear text is served as HTTP, with
-//! all its policies. A client that says nothing for a second, or an upstream that speaks first, gets
-//! the plain tunnel.
+//! all its policies. An upstream that speaks first gets the plain tunnel.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::{self, Inbound, Way};
 use super::intercept::{self, Inside};
@@ -31,7 +30,7 @@ use crate::wire::authority::Authority;
 /// to go, so that a server that speaks first is heard within the second that a client may keep silent.
 pub const CLIENT_FIRST: Duration = Duration::from_millis(300);
 
-/// How long a client may take to say what it speaks.
+/// How long a client may take from its first byte until it is known what it speaks.
 const SNIFF_WAIT: Duration = Duration::from_secs(1);
 
 /// A tunnel that is ready to begin.
@@ -49,7 +48,7 @@ pub struct Opened {
 /// Runs what a CONNECT has opened: a tunnel, or requests that can be read.
 pub async fn opened(mut client: ClientSocket, opened: Opened, proxy: Arc<Proxy>) {
     let Opened { socket, authority, pinned, held } = opened;
-    let Ok(heard) = listen_in(&mut client, &socket).await else { return };
+    let Ok(heard) = listen_in(&mut client, &socket, &held).await else { return };
     match heard {
         Sniff::Http => {
             // Its requests pass the guards one by one, and the first finds this connection idle.
@@ -91,13 +90,19 @@ pub async fn upgraded(client: ClientSocket, upgraded: Upgraded) {
     }
 }
 
-/// Reads the client's first bytes ahead, until they tell what they are; gives up after a second, or
+/// Reads the client's first bytes ahead, until they tell what they are: at most a second, once there are any, or
 /// when the upstream speaks first. One of HTTP/2 does so too, and is no less one to be spoken to in
-/// requests: its client's preface is on its way (RFC 9113 section 3.4).
+/// requests: its client's preface is on its way (RFC 9113 section 3.4). As long as neither speaks there is nothing to
+/// copy, so a client that is slow to begin, as in a pod that gets no processor, loses none of its policy.
 ///
 /// # Errors
-/// When the client's connection has failed.
-pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Result<Sniff> {
+/// When the client's connection has failed, or the process ends.
+pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket, held: &Held) -> io::Result<Sniff> {
+    let proxy = held.ledger.proxy();
+    let client_begins = async {
+        client.readable().await?;
+        timeout(SNIFF_WAIT, client_speaks(client)).await.unwrap_or(Ok(Sniff::Other))
+    };
     let upstream_speaks = async {
         let mut first = [0; FRAME_HEAD];
         match upstream.peek(&mut first).await {
@@ -107,9 +112,10 @@ pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket) -> io::Resu
     };
     tokio::select! {
         biased;
-        heard = client_speaks(client) => heard,
+        heard = client_begins => heard,
         () = upstream_speaks => Ok(Sniff::Other),
-        () = sleep(SNIFF_WAIT) => Ok(Sniff::Other),
+        () = sleep(held.lane.stages().tunnel_idle) => Ok(Sniff::Other),
+        () = proxy.ending() => Err(io::ErrorKind::Interrupted.into()),
     }
 }
 

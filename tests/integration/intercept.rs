@@ -66,6 +66,19 @@ async fn http_1_0_inside_is_answered_and_closed() {
     assert!(rig.upstream.requests().iter().all(|seen| seen.header("host") == Some(&rig.authority())));
 }
 
+/// A pod that gets no processor for a while is no reason to pass its calls by every policy.
+#[tokio::test]
+async fn a_client_that_is_slow_to_begin_is_intercepted_all_the_same() {
+    let rig = Rig::answering("hedge: off", |_| Reply::ok("late")).await;
+    let mut agent = rig.hedgerow.agent().await;
+    assert_eq!(agent.open_tunnel(&rig.authority()).await.status, 200);
+    // There is no event for silence: well past the times in which clients begin.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut agent = agent.tls(&trusting(&rig.hedgerow).connector(), HOST).await.unwrap();
+    let answer = agent.get_at(&rig.authority(), "/").await;
+    assert_eq!((answer.text(), answer.header("x-hedgerow-attempts")), ("late", Some("1")));
+}
+
 #[tokio::test]
 async fn connect_is_answered_before_anything_is_dialled() {
     let port = RawPort::bind().await;

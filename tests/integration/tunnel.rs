@@ -263,17 +263,27 @@ async fn c025_a_server_that_speaks_first_is_heard_at_once() {
     .await;
 }
 
+/// A pod that gets no processor for a while is no reason to pass its calls by every policy.
 #[tokio::test]
-async fn a_client_that_stays_silent_gets_the_plain_tunnel_after_a_second() {
-    let port = RawPort::bind().await;
+async fn a_client_that_is_slow_to_begin_is_heard_all_the_same() {
+    let mut upstream = Upstream::start().await;
     let hedgerow = HedgerowProcess::start("{}").await;
-    let (mut agent, mut upstream) = tunnel(&hedgerow, &port).await;
-    // There is no event for the end of the look at the first bytes: well past its second.
+    let mut agent = hedgerow.agent().await;
+    let address = upstream.address();
+    assert_eq!(agent.open_tunnel(&address.to_string()).await.status, 200);
+    // There is no event for silence: well past the times in which clients begin.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    // By now it is a tunnel for good, even for what looks like a request.
-    let late = b"GET /late HTTP/1.1\r\nhost: a\r\nX-Hop: 1\r\nConnection: x-hop\r\n\r\n";
-    agent.send(late).await;
-    upstream.expect(late).await;
+    agent.send(format!("GET /late HTTP/1.1\r\nHost: {address}\r\n\r\n")).await;
+    upstream.next().await.respond(200, &[], "ok").await;
+    assert_eq!(agent.read_response().await.header("x-hedgerow-attempts"), Some("1"));
+
+    // What begins like a request and goes no further in a second is passed on as it is.
+    let port = RawPort::bind().await;
+    let (mut agent, mut upstream) = tunnel(&hedgerow, &port).await;
+    agent.send(b"PO").await;
+    upstream.expect(b"PO").await;
+    agent.send(b"ST / HTTP/1.1\r\n\r\n").await;
+    upstream.expect(b"ST / HTTP/1.1\r\n\r\n").await;
 }
 
 #[tokio::test]
