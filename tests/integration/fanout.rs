@@ -811,6 +811,28 @@ async fn results_that_come_within_the_grace_are_taken_along() {
     assert!(began.elapsed() < ms(LATE / 2), "{:?}", began.elapsed());
 }
 
+/// A grace that is longer than the time that is left ends with it: then the rest is late, and judged as late.
+#[tokio::test]
+async fn a_grace_beyond_the_deadline_ends_with_it() {
+    let hung = Upstream::answering(|_| Reply::hang()).await;
+    let good = Upstream::answering(|_| Reply::ok("")).await;
+    let hedgerow = HedgerowProcess::start(&tool(
+        hung.address(),
+        "hedge: off, coalesce: true, breaker: { fair_chance: 100ms }",
+    ))
+    .await;
+    let ids: Vec<_> = (0..80).map(|at| at.to_string()).collect();
+    let mut list: Vec<_> = ids.iter().map(|id| get(id, hung.url(&format!("/{id}")))).collect();
+    list.push(get("good", good.url("/")));
+    let body = json!({ "deadline_ms": 2000, "min_results": 1, "grace_ms": LATE, "calls": list });
+    let report = run(&hedgerow, &body).await;
+    assert_eq!((report.results(), report.missing().len()), (vec!["good"], 80));
+    let reasons: Vec<_> = ids.iter().map(|id| report.why(id)).collect();
+    assert_eq!(reasons, ["deadline"; 80]);
+    let open = [TOOL, ("state", "open")];
+    hedgerow.until_metrics(|metrics| metrics.value("hedgerow_breaker_state", &open) == 1.0).await;
+}
+
 /// A request that nobody is to wait for is not sent any more.
 #[tokio::test]
 async fn no_call_begins_when_enough_have_come() {
