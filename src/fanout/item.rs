@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use http::header::{HeaderMap, HeaderValue};
@@ -23,12 +23,14 @@ use crate::call::{Progress, RequestId};
 use crate::config::Config;
 use crate::error::{Bound, Error};
 use crate::pipeline::answer::AnswerBody;
+use crate::pipeline::found::Found;
 use crate::pipeline::ledger::Ledger;
 use crate::pipeline::{Arrived, Intake, Proxy, travel};
 use crate::policy::deadline::{Arrival, Deadline};
 use crate::policy::room::{Gathered, Room};
 use crate::telemetry::metrics::Source;
 use crate::wire::incoming::IncomingBody;
+use crate::wire::push_back;
 
 /// What came of a call.
 #[derive(Debug)]
@@ -119,9 +121,13 @@ impl Missing {
         }
     }
 
-    fn status(status: StatusCode, policy: Option<&str>, place: &Place) -> Self {
-        let message = format!("{} answered {}", place.name(policy), status.as_u16());
-        Self { status: Some(status), ..Self::because("upstream_status", message) }
+    fn status(found: &Found, policy: Option<&str>, place: &Place) -> Self {
+        let message = format!("{} answered {}", place.name(policy), found.status().as_u16());
+        Self {
+            status: Some(found.status()),
+            retry_after: push_back::wait(found.headers(), SystemTime::now()),
+            ..Self::because("upstream_status", message)
+        }
     }
 }
 
@@ -268,7 +274,7 @@ impl Call<'_> {
         let (missing, source) = match &travelled.found {
             Err(error) => (Some(Missing::of(error, policy, place)), Source::Primary),
             Ok(found) if !found.is_acceptable() => {
-                (Some(Missing::status(found.status(), policy, place)), Source::Primary)
+                (Some(Missing::status(found, policy, place)), Source::Primary)
             }
             Ok(found) => (None, found.source()),
         };

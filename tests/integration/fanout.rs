@@ -365,7 +365,10 @@ async fn a_header_that_came_more_than_once_is_a_list() {
 async fn a_404_is_a_result_and_a_503_is_missing() {
     let upstream = Upstream::answering(|seen| {
         let status = seen.path()[1..].parse().expect("the path is a status");
-        Reply::status(status).body("its own words").header("Location", "/elsewhere")
+        Reply::status(status)
+            .body("its own words")
+            .header("Location", "/elsewhere")
+            .header("Retry-After", "7")
     })
     .await;
     let upstreams = [
@@ -397,6 +400,7 @@ async fn a_404_is_a_result_and_a_503_is_missing() {
         for status in report.missing() {
             assert_eq!(report.why(status), "upstream_status");
             assert_eq!(report.0["missing"][status]["status"].to_string(), status);
+            assert_eq!(report.0["missing"][status]["retry_after_ms"], 7000);
         }
         assert!(!report.is_complete());
         let warning =
