@@ -35,23 +35,40 @@ pub struct Ports {
     pub transparent: SocketAddr,
 }
 
-impl Ports {
-    /// Free when asked. Three listeners at once, so that the three differ; and none that another test has
-    /// got before, since its hedgerow would answer in the place of one that could not bind.
+/// Ports that a test has: none that another one has too, since its hedgerow would answer in the place of one that
+/// could not bind. They can be had again once it has ended.
+struct Given(Ports);
+
+static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+impl Given {
+    /// Free when asked. Three listeners at once, so that the three differ.
     fn find() -> Self {
-        static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
         loop {
             let listeners =
                 [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback can be bound"));
             let found = listeners.map(|l| l.local_addr().expect("a bound listener has an address"));
             let mut given = GIVEN.lock();
-            if found.iter().all(|address| given.insert(address.port())) {
+            if found.iter().all(|address| !given.contains(&address.port())) {
+                given.extend(found.map(|address| address.port()));
                 let [proxy, admin, transparent] = found;
-                return Self { proxy, admin, transparent };
+                return Self(Ports { proxy, admin, transparent });
             }
         }
     }
+}
 
+impl Drop for Given {
+    fn drop(&mut self) {
+        let Ports { proxy, admin, transparent } = self.0;
+        let mut given = GIVEN.lock();
+        for address in [proxy, admin, transparent] {
+            given.remove(&address.port());
+        }
+    }
+}
+
+impl Ports {
     /// An agent's connection to the proxy port.
     pub async fn agent(&self) -> Agent {
         Agent::connect(self.proxy).await
@@ -267,10 +284,11 @@ impl Launch {
     }
 
     fn spawn(&self) -> HedgerowProcess {
-        let mut ports = Ports::find();
+        let mut given = Given::find();
         if let Some(ip) = self.transparent {
-            ports.transparent.set_ip(ip);
+            given.0.transparent.set_ip(ip);
         }
+        let ports = given.0;
         let mut listen = format!("proxy: \"{}\", admin: \"{}\"", ports.proxy, ports.admin);
         if self.transparent.is_some() {
             listen += &format!(", transparent: \"{}\"", ports.transparent);
@@ -295,13 +313,12 @@ impl Launch {
             .expect("the binary under test can be started");
         let stdout = Lines::of(child.stdout.take().expect("stdout is piped"));
         let stderr = Lines::of(child.stderr.take().expect("stderr is piped"));
-        HedgerowProcess { ports, policy, stdout, stderr, child }
+        HedgerowProcess { policy, stdout, stderr, child, given }
     }
 }
 
 /// A hedgerow of its own process, killed when dropped.
 pub struct HedgerowProcess {
-    ports: Ports,
     /// The policy file, to be rewritten.
     pub policy: PolicyFile,
     /// Standard output: the access log.
@@ -309,13 +326,15 @@ pub struct HedgerowProcess {
     /// Standard error: the log.
     pub stderr: Lines,
     child: Child,
+    /// Given back when the process has been killed.
+    given: Given,
 }
 
 impl std::ops::Deref for HedgerowProcess {
     type Target = Ports;
 
     fn deref(&self) -> &Ports {
-        &self.ports
+        &self.given.0
     }
 }
 
@@ -340,7 +359,7 @@ impl HedgerowProcess {
 
     /// Waits for `/readyz`; false when the process ended before.
     async fn ready(&mut self) -> bool {
-        let admin = self.ports.admin;
+        let admin = self.admin;
         tokio::select! {
             _ = self.child.wait() => false,
             () = again_until(async || readiness(admin).await.filter(|status| *status == 200).map(drop)) => true,
