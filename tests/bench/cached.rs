@@ -8,10 +8,9 @@
 //!
 //! A hit should cost less than a third of a forwarded call. It does not: the kernel's share of one read and one write
 //! on loopback alone is a quarter of such a call, and the least that can be answered here, an OPTIONS for the proxy
-//! itself, a third. The bar stands, and says so. Beside a call over TLS, which is how tools are spoken to, a hit is
-//! nearer to it.
-//! A stage that is on and strikes nothing may cost its call some percent: retry, rate limit and fallback together at most 15. Coalescing and the cache have work to do
-//! for every call, since each may be the first of many, so all of them together have a bar of their own.
+//! itself, a third. The bar stands, and says so. A stage that is on and strikes nothing may cost its call some percent:
+//! retry, rate limit and fallback together at most 15. Coalescing and the cache have work to do for every call, since
+//! each may be the first of many, so all of them together have a bar of their own.
 //!
 //! `cargo bench --bench cached -- --help` tells the settings. The exit code is 1 when a bar was missed.
 
