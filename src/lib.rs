@@ -29,6 +29,9 @@
 //!    for the breaker ([`pipeline::judge`]) and the account for metrics and log ([`pipeline::ledger`])
 //!    live in the body until it ends, however it ends. What may be kept is kept on its way ([`pipeline::record`]).
 //!
+//! A fan-out ([`fanout`]) is asked of the process itself: a list of calls, each of which goes on this journey,
+//! and one answer with what has come of them by one deadline.
+//!
 //! What goes wrong is an [`error::Error`], and [`respond`] gives each the one shape that callers know.
 //!
 //! # Who may use whom
