@@ -135,6 +135,7 @@ pub struct Progress {
     is_final: AtomicBool,
     was_pushed_back: AtomicBool,
     is_unawaited: AtomicBool,
+    is_sufficient: AtomicBool,
     tried: Mutex<Vec<Tried>>,
 }
 
@@ -211,6 +212,16 @@ impl Progress {
     /// Whether it was given up since nobody needed its answer any more.
     pub fn has_given_way(&self) -> bool {
         self.is_unawaited.load(Ordering::Relaxed)
+    }
+
+    /// The reader has what it wants of the answer: it is judged by its head when the rest is dropped.
+    pub fn suffice(&self) {
+        self.is_sufficient.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the reader has what it wants of the answer.
+    pub fn is_sufficient(&self) -> bool {
+        self.is_sufficient.load(Ordering::Relaxed)
     }
 
     /// Counts an attempt that is sent; the first is 1.

@@ -493,13 +493,16 @@ impl Error {
         }
     }
 
+    /// What an upstream is called in a [`detail`](Self::detail) where none is known.
+    pub const NO_NAME: &str = "the upstream";
+
     /// The problem's `detail` for a call to `upstream` (a policy name), at the time `now`.
     pub fn detail(&self, upstream: &str, now: Instant) -> String {
         match self {
             Self::InvalidRequest(what) | Self::InvalidDeadline(what) => (*what).into(),
             Self::InvalidFanOut(what) => what.to_string(),
             Self::BodyBrokenOff => "the request body broke off before its end".into(),
-            Self::BodyTooLarge => "the request body is larger than this endpoint takes".into(),
+            Self::BodyTooLarge => "the request body is larger than limits.fanout_body allows".into(),
             Self::UriTooLong => "the request target is longer than limits.target allows".into(),
             Self::HeadersTooLarge => {
                 "the request head is larger than limits.head, or has more fields than limits.fields".into()
@@ -547,7 +550,9 @@ impl Error {
                     Stage::Body => "before the end of the body",
                 };
                 match bound.is_policy() {
-                    true if upstream == "default" => format!("defaults.{} struck {wait}", bound.source()),
+                    true if matches!(upstream, "default" | Self::NO_NAME) => {
+                        format!("defaults.{} struck {wait}", bound.source())
+                    }
                     true => format!("upstreams.{upstream}.{} struck {wait}", bound.source()),
                     false => format!("{} struck {wait}", bound.source()),
                 }

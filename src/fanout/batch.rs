@@ -19,12 +19,10 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::item::{self, Common, Missing, NOT_AWAITED, Outcome};
 use super::plan::{Ask, Plan, Planned};
 use super::summary::{Language, Summary, Tally};
-use super::{Ready, millis_since};
+use super::{Account, Ready, millis_since};
 use crate::config::Config;
 use crate::pipeline::Proxy;
-use crate::policy::deadline::Arrival;
 use crate::policy::room::Room;
-use crate::telemetry::metrics::{FanoutOutcome, Metrics};
 
 /// Calls end at the deadline by themselves; what has not after this is dropped.
 const OVERTIME: Duration = Duration::from_millis(10);
@@ -46,7 +44,6 @@ type Running = Pin<Box<dyn Future<Output = (usize, Outcome)> + Send>>;
 pub struct Batch {
     common: Common,
     request_id: String,
-    arrival: Arrival,
     waiting: VecDeque<(usize, Ask)>,
     /// Calls that have no result, and of which that has still to be said.
     failed: VecDeque<(usize, Missing)>,
@@ -83,12 +80,12 @@ impl Batch {
         proxy: &Arc<Proxy>,
         config: Arc<Config>,
         ready: Ready,
-        arrival: Arrival,
+        account: Account,
         request_id: &str,
         language: Language,
     ) -> Self {
         let Ready { plan, deadline, trace, room } = ready;
-        let total = deadline.total(arrival);
+        let total = deadline.total(account.arrival);
         let Plan { max_concurrent, min_results, grace, wants_prompt, calls, .. } = plan;
         let (mut waiting, mut failed) = (VecDeque::new(), VecDeque::new());
         let mut names = Vec::with_capacity(calls.len());
@@ -101,11 +98,7 @@ impl Batch {
         }
         Self {
             timer: Box::pin(sleep_until(deadline.at)),
-            account: Account {
-                metrics: proxy.metrics().clone(),
-                arrival,
-                outcome: FanoutOutcome::ClientLeft,
-            },
+            account,
             common: Common {
                 proxy: proxy.clone(),
                 config,
@@ -114,7 +107,6 @@ impl Batch {
                 is_over: Arc::default(),
             },
             request_id: request_id.to_owned(),
-            arrival,
             waiting,
             failed,
             running: FuturesUnordered::new(),
@@ -150,7 +142,7 @@ impl Batch {
 
     /// What is told of the whole.
     pub fn summary(&self) -> Summary<'_> {
-        self.tally.summary(millis_since(self.arrival.now))
+        self.tally.summary(millis_since(self.account.arrival.now))
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
@@ -166,7 +158,8 @@ impl Batch {
                 let end = Instant::now() + self.grace.unwrap_or_default();
                 self.timer.as_mut().reset(end.min(self.common.deadline.at));
             }
-            if self.until == Until::Deadline {
+            let has_time = self.until == Until::Grace && Instant::now() < self.timer.deadline();
+            if has_time || self.until == Until::Deadline {
                 self.start_waiting();
             }
             match self.running.poll_next_unpin(cx) {
@@ -200,7 +193,9 @@ impl Batch {
 
     fn settle(&mut self, at: usize, outcome: Outcome) -> Event {
         match &outcome {
-            Outcome::Result(result) => self.tally.results(at, result.source, result.is_truncated),
+            Outcome::Result(result) => {
+                self.tally.results(at, result.source, result.status, result.is_truncated)
+            }
             Outcome::Missing(missing) => self.tally.misses(at, missing.clone()),
         }
         Event::Settled(at, outcome)
@@ -210,7 +205,7 @@ impl Batch {
     /// were asked for, or, where a grace was given, all calls have ended that are not optional.
     fn has_enough(&self) -> bool {
         match self.min_results {
-            Some(least) => self.tally.real_results() >= least,
+            Some(least) => self.tally.good_results() >= least,
             None => self.grace.is_some() && self.tally.only_optional_are_open(),
         }
     }
@@ -254,7 +249,10 @@ impl Batch {
         for at in &open {
             let why = match self.until {
                 Until::Leaving => Missing::because("shutting_down", "hedgerow is leaving"),
-                Until::Grace => Missing::because(NOT_AWAITED, "enough other results had come"),
+                Until::Grace if self.min_results.is_some() => {
+                    Missing::because(NOT_AWAITED, "enough other results had come")
+                }
+                Until::Grace => Missing::because(NOT_AWAITED, "all calls that are not optional had ended"),
                 Until::Deadline | Until::Overtime | Until::Over => {
                     self.tally.misses(*at, Missing::deadline("the fan-out's deadline struck"));
                     self.late.push(*at);
@@ -277,17 +275,9 @@ impl Batch {
     }
 }
 
-/// The fan-out in the metrics.
-struct Account {
-    metrics: Arc<Metrics>,
-    arrival: Arrival,
-    outcome: FanoutOutcome,
-}
-
 impl Drop for Batch {
     fn drop(&mut self) {
-        let Account { metrics, arrival, outcome } = &self.account;
-        metrics.fanout(*outcome, arrival.now.elapsed());
+        let metrics = self.common.proxy.metrics();
         self.tally.calls().for_each(|result| metrics.fanout_call(result));
     }
 }

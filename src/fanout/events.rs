@@ -22,11 +22,14 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::batch::{Batch, Event};
 use super::content::write_json;
 use super::item::{CallResult, Missing, Outcome};
-use super::{EVENTS, ok};
+use super::ok;
 use crate::error::{Cause, Error};
 use crate::pipeline::answer::{self, Answer, AnswerBody};
 use crate::pipeline::found::Note;
 use crate::pipeline::ledger::Ledger;
+
+/// With its charset, since some clients take text without one for Latin-1.
+const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
@@ -42,7 +45,7 @@ pub fn answer(batch: Batch, mut ledger: Ledger) -> Answer {
     task.spawn(drive(batch, sender));
     let heartbeat = Box::pin(sleep(HEARTBEAT));
     let body = Events { told, _task: task, heartbeat, ledger, number: 0, end: End::Open };
-    let mut answer = ok(EVENTS, AnswerBody::Made(Box::pin(body)), terms);
+    let mut answer = ok(EVENT_STREAM, AnswerBody::Made(Box::pin(body)), terms);
     answer.response.headers_mut().insert(X_ACCEL_BUFFERING.clone(), HeaderValue::from_static("no"));
     answer
 }

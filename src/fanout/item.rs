@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::content::Content;
 use super::plan::{Ask, Place};
-use crate::call::{Progress, RequestId};
+use crate::call::{Fate, Progress, RequestId};
 use crate::config::Config;
 use crate::error::{Bound, Error};
 use crate::pipeline::answer::AnswerBody;
@@ -81,8 +81,9 @@ impl Outcome {
 
     /// The same from a call's backup, whose own answers stand in.
     fn by_backup(mut self) -> Self {
+        let is_real = self.is_real();
         if let Self::Result(result) = &mut self
-            && !matches!(result.source, Source::Stale | Source::Degraded)
+            && is_real
         {
             result.source = Source::Backup;
         }
@@ -134,7 +135,7 @@ impl Missing {
 impl Place {
     /// What a person calls it: the policy's name, or its own where no policy names it.
     fn name<'a>(&'a self, policy: Option<&'a str>) -> &'a str {
-        policy.filter(|name| *name != DEFAULT).unwrap_or(&self.authority)
+        policy.filter(|name| ![DEFAULT, "direct"].contains(name)).unwrap_or(&self.authority)
     }
 }
 
@@ -169,7 +170,8 @@ pub async fn run(common: Common, number: usize, ask: Ask, id: String) -> Outcome
     let deadline = match ask.timeout {
         Some(timeout) => {
             let own = Deadline::after(Arrival::now(), timeout, Duration::ZERO, Bound::FanOutCall);
-            common.deadline.clone().or_earlier(own)
+            // Whoever gives a call a time says that it may take so long.
+            Deadline { is_callers: true, ..common.deadline.clone().or_earlier(own) }
         }
         None => common.deadline.clone(),
     };
@@ -183,8 +185,12 @@ pub async fn run(common: Common, number: usize, ask: Ask, id: String) -> Outcome
         is_decided: AtomicBool::new(false),
     };
     let mut outcome = match &ask.backup {
-        None => call.fetch("url", &ask.place).await,
-        Some(backup) => Box::pin(call.with_backup(backup)).await,
+        None => call.fetch(call.first()).await,
+        Some((place, headers)) => {
+            let id = format!("{}.backup", call.id);
+            let backup = Leg { key: "backup", place, headers, id: &id, is_first: false };
+            Box::pin(call.with_backup(backup)).await
+        }
     };
     if let Outcome::Result(result) = &mut outcome {
         result.elapsed = started.elapsed();
@@ -203,26 +209,36 @@ struct Call<'a> {
     is_decided: AtomicBool,
 }
 
-impl Call<'_> {
-    async fn with_backup(&self, backup: &Place) -> Outcome {
+/// One of the places that a call is sent to.
+#[derive(Clone, Copy)]
+struct Leg<'a> {
+    /// The call's key that names it.
+    key: &'static str,
+    place: &'a Place,
+    headers: &'a HeaderMap,
+    /// Its requests in the log.
+    id: &'a str,
+    is_first: bool,
+}
+
+impl<'a> Call<'a> {
+    fn first(&self) -> Leg<'a> {
+        Leg { key: "url", place: &self.ask.place, headers: &self.ask.headers, id: self.id, is_first: true }
+    }
+
+    async fn with_backup(&self, backup: Leg<'_>) -> Outcome {
         let now = Instant::now();
-        let patience = match self.ask.method.is_idempotent() {
-            true => now + self.deadline.at.saturating_duration_since(now) / 2,
-            false => self.deadline.at,
-        };
-        let mut first = pin!(self.fetch("url", &self.ask.place));
+        let half = now + self.deadline.at.saturating_duration_since(now) / 2;
+        let mut first = pin!(self.fetch(self.first()));
         let mut ended = tokio::select! {
             biased;
             outcome = &mut first => Some(outcome),
-            () = sleep_until(patience) => None,
+            () = sleep_until(half), if self.ask.method.is_idempotent() => None,
         };
-        // Nothing is begun after the deadline.
-        if let Some(outcome) =
-            ended.take_if(|outcome| outcome.is_real() || Instant::now() >= self.deadline.at)
-        {
+        if let Some(outcome) = ended.take_if(|outcome| outcome.is_real() || !self.may_begin()) {
             return outcome;
         }
-        let mut second = pin!(self.fetch("backup", backup));
+        let mut second = pin!(self.fetch(backup));
         let mut second_ended: Option<Outcome> = None;
         loop {
             tokio::select! {
@@ -236,13 +252,22 @@ impl Call<'_> {
                     outcome => second_ended = Some(outcome),
                 },
             }
-            // What stands in is better than nothing; of two that failed the call's own place says why.
+            // What stands in is better than nothing; of two that failed both say why.
             (ended, second_ended) = match (ended, second_ended) {
                 (Some(Outcome::Missing(_)), Some(result @ Outcome::Result(_))) => return result,
+                (Some(Outcome::Missing(own)), Some(Outcome::Missing(its))) => {
+                    let message = format!("{}; its backup: {}", own.message, its.message);
+                    return Outcome::Missing(Missing { message, ..own });
+                }
                 (Some(outcome), Some(_)) => return outcome,
                 undecided => undecided,
             };
         }
+    }
+
+    /// What is sent when there is no time left for its answer may have its effect all the same.
+    fn may_begin(&self) -> bool {
+        Instant::now() < self.deadline.at && !self.common.proxy.is_ending()
     }
 
     fn decided(&self, outcome: Outcome) -> Outcome {
@@ -255,19 +280,19 @@ impl Call<'_> {
         self.is_decided.load(Ordering::Relaxed) || self.common.is_over.load(Ordering::Relaxed)
     }
 
-    /// Asks the place that the call names under `key`.
-    async fn fetch(&self, key: &str, place: &Place) -> Outcome {
+    async fn fetch(&self, leg: Leg<'_>) -> Outcome {
+        let Leg { key, place, .. } = leg;
         let (proxy, arrival) = (&self.common.proxy, Arrival::now());
         if proxy.registry().dialer().is_named_own(&place.authority, place.scheme.default_port()) {
             let message = format!("calls[{}].{key}: names hedgerow itself", self.number);
             return Outcome::Missing(Missing::because("invalid_request", message));
         }
         let request_id =
-            HeaderValue::from_str(self.id).map_or(RequestId::Ours(fastrand::u64(..)), RequestId::Theirs);
+            HeaderValue::from_str(leg.id).map_or(RequestId::Ours(fastrand::u64(..)), RequestId::Theirs);
         let ledger = Ledger::open(proxy, arrival, request_id, Some(self.ask.method.clone()));
         let progress = ledger.progress().clone();
-        let intake = self.intake(place, arrival);
-        let travelled = self.unless_superseded(&progress, travel(proxy, intake, ledger)).await;
+        let intake = self.intake(leg, arrival);
+        let travelled = self.unless_superseded(leg, &progress, travel(proxy, intake, ledger)).await;
 
         let policy: Option<Arc<str>> = travelled.ledger.upstream().map(Arc::from);
         let policy = policy.as_deref();
@@ -286,21 +311,21 @@ impl Call<'_> {
             read_what_is_there(answer.response.into_body());
             return Outcome::Missing(missing);
         }
-        match self.unless_superseded(&progress, self.collect(answer.response, source)).await {
+        match self.unless_superseded(leg, &progress, self.collect(answer.response, source)).await {
             Ok(result) => Outcome::Result(Box::new(result)),
             Err(error) => Outcome::Missing(Missing::of(&error, policy, place)),
         }
     }
 
     /// The call as a listener would hand it on.
-    fn intake(&self, place: &Place, arrival: Arrival) -> Intake {
+    fn intake(&self, Leg { place, headers, .. }: Leg<'_>, arrival: Arrival) -> Intake {
         let Self { common, ask, .. } = self;
         let mut request = Request::new(());
         *request.method_mut() = ask.method.clone();
         *request.uri_mut() = place.target.clone().into();
-        *request.headers_mut() = ask.headers.clone();
+        *request.headers_mut() = headers.clone();
         // A state is that of its parent alone: a call with a context of its own gets no part of another.
-        if !common.trace.keys().any(|name| ask.headers.contains_key(name)) {
+        if !common.trace.keys().any(|name| headers.contains_key(name)) {
             request.headers_mut().extend((*common.trace).clone());
         }
         Intake {
@@ -316,7 +341,7 @@ impl Call<'_> {
             pinned: None,
             config: common.config.clone(),
             arrival,
-            within: Some(self.deadline.clone()),
+            within: Some(Box::new(self.deadline.clone())),
             interim: None,
         }
     }
@@ -340,10 +365,15 @@ impl Call<'_> {
     }
 
     /// Waits for `work`; when that is dropped, it says first where nobody needs it any more.
-    async fn unless_superseded<T>(&self, progress: &Arc<Progress>, work: impl Future<Output = T>) -> T {
+    async fn unless_superseded<T>(
+        &self,
+        leg: Leg<'_>,
+        progress: &Arc<Progress>,
+        work: impl Future<Output = T>,
+    ) -> T {
         let mut work = pin!(work);
         // Made later, so it is dropped earlier.
-        let _leave = Leave { call: self, progress: progress.clone() };
+        let _leave = Leave { call: self, is_first: leg.is_first, progress: progress.clone() };
         work.as_mut().await
     }
 }
@@ -351,6 +381,7 @@ impl Call<'_> {
 /// Says on the way out, where it is so, that a request is not given up because its client has left.
 struct Leave<'a> {
     call: &'a Call<'a>,
+    is_first: bool,
     progress: Arc<Progress>,
 }
 
@@ -358,6 +389,10 @@ impl Drop for Leave<'_> {
     fn drop(&mut self) {
         if self.call.is_superseded() {
             self.progress.give_way();
+            // The backup was asked since the time was up that the first place had: it is judged as late.
+            if self.is_first && self.call.is_decided.load(Ordering::Relaxed) {
+                self.progress.decide(Fate::Expired);
+            }
         }
     }
 }

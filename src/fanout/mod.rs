@@ -30,7 +30,6 @@ pub mod summary;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, request};
 use http_body_util::BodyExt as _;
@@ -45,9 +44,9 @@ use crate::pipeline::Proxy;
 use crate::pipeline::answer::{self, Answer, AnswerBody};
 use crate::pipeline::ledger::Ledger;
 use crate::policy::deadline::{Arrival, Deadline};
-use crate::policy::room::Room;
+use crate::policy::room::{Gathered, Room};
 use crate::respond::headers::VIA;
-use crate::telemetry::metrics::FanoutOutcome;
+use crate::telemetry::metrics::{FanoutOutcome, Metrics};
 use crate::wire::incoming::{BodyError, IncomingBody};
 use crate::wire::preference;
 
@@ -76,21 +75,39 @@ pub async fn answer(
     let (head, body) = request.into_parts();
     let wants_events = preference::best(&head.headers, &header::ACCEPT, &[JSON, EVENTS]) == EVENTS;
     let language = Language::of(&head.headers);
+    let mut account =
+        Account { metrics: proxy.metrics().clone(), arrival, outcome: FanoutOutcome::ClientLeft };
     match read(proxy, &config, head, body, arrival).await {
         Ok(read) => {
             ledger.bounded_by(Some(read.deadline.at));
             let request_id = ledger.id().to_string();
-            let batch = Batch::new(proxy, config, read, arrival, &request_id, language);
+            let batch = Batch::new(proxy, config, read, account, &request_id, language);
             match wants_events {
                 true => events::answer(batch, ledger),
                 false => json::answer(batch, ledger).await,
             }
         }
         Err(error) => {
-            let elapsed = arrival.now.elapsed();
-            proxy.metrics().fanout(FanoutOutcome::Refused, elapsed);
+            if error != Error::BodyBrokenOff {
+                account.outcome = FanoutOutcome::Refused;
+            }
             answer::refuse(error, ledger, None)
         }
+    }
+}
+
+/// The fan-out in the metrics, however it ends.
+pub struct Account {
+    metrics: Arc<Metrics>,
+    /// When it arrived.
+    pub arrival: Arrival,
+    /// What came of it: until something else is known, its client has left.
+    pub outcome: FanoutOutcome,
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.metrics.fanout(self.outcome, self.arrival.now.elapsed());
     }
 }
 
@@ -121,17 +138,21 @@ async fn read(
     let policy = config.defaults.stages.deadline.as_ref().unwrap_or(&config::Deadline::BUILT_IN);
     let own = Deadline::by(policy, &head.headers, arrival)?;
 
-    let mut room = proxy.fan_out_memory().share();
-    let reading = whole(body, config.limits.fanout_body, &mut room);
-    let body = timeout_at(own.at, reading).await.unwrap_or_else(|_| Err(own.exceeded(Stage::Body)))?;
+    let reading = whole(body, config.limits.fanout_body, proxy.fan_out_memory().share());
+    let read = timeout_at(own.at, reading).await.unwrap_or_else(|_| Err(own.exceeded(Stage::Body)));
+    let (body, mut room) = read?;
     let plan = Plan::read(&body, &config.limits).map_err(|fault| Error::InvalidFanOut(fault.into()))?;
     if !room.take(plan.weight()) {
         return Err(Error::FanOutsFull);
     }
 
     let asked = plan.deadline.map(|asked| Deadline::after(arrival, asked, policy.reserve, Bound::FanOut));
-    let deadline = Deadline::of(Some(policy), &head.headers, arrival, asked)?.unwrap_or(own);
-    let deadline = Deadline { bound: Bound::FanOut, grpc_end: None, ..deadline };
+    let deadline = match asked {
+        Some(asked) => own.within(asked, policy, arrival),
+        None => own,
+    };
+    let is_callers = deadline.bound != Bound::Default;
+    let deadline = Deadline { bound: Bound::FanOut, is_callers, grpc_end: None, ..deadline };
     Ok(Ready { plan, deadline, trace: trace(&head.headers), room })
 }
 
@@ -153,24 +174,25 @@ fn check_head(head: &request::Parts) -> Result<(), Error> {
     Ok(())
 }
 
-/// The body, of at most `limit` bytes.
-async fn whole(mut body: IncomingBody, limit: usize, room: &mut Room) -> Result<Bytes, Error> {
-    let length = http_body::Body::size_hint(&body).lower();
-    if length > limit as u64 {
+/// The body, of at most `limit` bytes, and its memory.
+async fn whole(mut body: IncomingBody, limit: usize, room: Room) -> Result<(Box<[u8]>, Room), Error> {
+    /// Memory is made ready for so much on a client's word alone.
+    const PREPARED: usize = 64 << 10;
+    let length = usize::try_from(http_body::Body::size_hint(&body).lower()).unwrap_or(usize::MAX);
+    if length > limit {
         return Err(Error::BodyTooLarge);
     }
-    let mut read = Vec::with_capacity(length as usize);
+    let mut read = Gathered::new(limit, length.min(PREPARED), room).ok_or(Error::FanOutsFull)?;
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else { break };
-        if read.len() + data.len() > limit {
+        if data.len() > read.left() {
             return Err(Error::BodyTooLarge);
         }
-        if !room.take(data.len()) {
+        if !read.push(&data) {
             return Err(Error::FanOutsFull);
         }
-        read.extend_from_slice(&data);
     }
-    Ok(read.into())
+    Ok(read.finish())
 }
 
 fn broken(error: &BodyError) -> Error {

@@ -25,6 +25,7 @@ use url::{Host, Position, Url};
 use super::content::is_too_deep;
 use crate::config::Limits;
 use crate::wire::authority::Authority;
+use crate::wire::credentials::is_credential;
 use crate::wire::target::Scheme;
 
 /// Calls of one fan-out.
@@ -74,8 +75,8 @@ pub struct Planned {
 pub struct Ask {
     /// Where it goes.
     pub place: Place,
-    /// Where it goes when nothing acceptable comes from there.
-    pub backup: Option<Place>,
+    /// Where it goes when nothing acceptable comes from there, and with which fields.
+    pub backup: Option<(Place, HeaderMap)>,
     /// As given, the usual ones in capitals.
     pub method: Method,
     /// Without those of the connection; with those that describe the body.
@@ -102,10 +103,10 @@ pub struct Place {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
-    deadline_ms: Option<f64>,
+    deadline_ms: Option<Number>,
     max_concurrent: Option<Whole>,
     min_results: Option<Whole>,
-    grace_ms: Option<f64>,
+    grace_ms: Option<Number>,
     system_prompt: Option<bool>,
     calls: Vec<Object<WantedCall>>,
 }
@@ -119,10 +120,40 @@ struct WantedCall {
     headers: Option<Map<String, Value>>,
     body: Option<Box<RawValue>>,
     body_base64: Option<String>,
-    timeout_ms: Option<f64>,
+    timeout_ms: Option<Number>,
     backup: Option<String>,
+    backup_headers: Option<Map<String, Value>>,
     optional: Option<bool>,
     max_body_bytes: Option<Whole>,
+}
+
+/// Any number.
+struct Number(f64);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Number, E> {
+                Ok(Number(number as f64))
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Number, E> {
+                Ok(Number(number as f64))
+            }
+
+            fn visit_f64<E>(self, number: f64) -> Result<Number, E> {
+                Ok(Number(number))
+            }
+        }
+        deserializer.deserialize_f64(Any)
+    }
 }
 
 /// A whole number, however it is written: `20.0` is one to JSON Schema, and some programs write no other. What is
@@ -269,7 +300,7 @@ fn is_unseen(letter: char) -> bool {
         )
 }
 
-fn time(path: &str, millis: f64, may_be_zero: bool) -> Result<Duration, String> {
+fn time(path: &str, Number(millis): Number, may_be_zero: bool) -> Result<Duration, String> {
     let is_enough = if may_be_zero { millis >= 0.0 } else { millis > 0.0 };
     if !is_enough || millis > MOST_MILLIS {
         let least = if may_be_zero { "0" } else { "more than 0" };
@@ -286,18 +317,37 @@ fn planned(at: usize, mut call: WantedCall, limits: &Limits) -> Planned {
 
 fn ask(call: WantedCall, limits: &Limits) -> Result<Ask, String> {
     let place = Place::of(&call.url, limits).map_err(|fault| format!("url: {fault}"))?;
-    let backup = call.backup.map(|url| Place::of(&url, limits)).transpose();
-    let backup = backup.map_err(|fault| format!("backup: {fault}"))?;
     let method = method(call.method.as_deref().unwrap_or("GET"))?;
     let (body, kind) = body(call.body.as_deref(), call.body_base64.as_deref())?;
-    let mut headers = headers(call.headers.unwrap_or_default(), limits)?;
+    let mut headers = self::headers("headers", call.headers.unwrap_or_default(), limits)?;
     describe(&mut headers, &method, &body, kind);
+    let own = self::headers("backup_headers", call.backup_headers.unwrap_or_default(), limits)?;
+    let backup = match call.backup {
+        None if own.is_empty() => None,
+        None => return Err("backup_headers: there is no backup that they could be for".into()),
+        Some(url) => {
+            let elsewhere = Place::of(&url, limits).map_err(|fault| format!("backup: {fault}"))?;
+            let fields = fields_for(&elsewhere, &place, &headers, own);
+            Some((elsewhere, fields))
+        }
+    };
     let max_body = call.max_body_bytes.map_or(MAX_BODY, |Whole(most)| most);
     if max_body > MOST_BODY {
         return Err(format!("max_body_bytes: expected at most {MOST_BODY}; found {max_body}"));
     }
     let timeout = call.timeout_ms.map(|millis| time("timeout_ms", millis, false)).transpose()?;
     Ok(Ask { place, backup, method, headers, body, timeout, max_body })
+}
+
+/// The fields for a call's backup: those of the call, but for its credentials where the backup is another host, which
+/// they are none of the business of; and its `own` in their place.
+fn fields_for(backup: &Place, place: &Place, headers: &HeaderMap, own: HeaderMap) -> HeaderMap {
+    let is_foreign = backup.authority != place.authority || backup.scheme != place.scheme;
+    let is_left = |name: &HeaderName| (is_foreign && is_credential(name)) || own.contains_key(name);
+    let kept = headers.iter().filter(|(name, _)| !is_left(name));
+    let mut fields: HeaderMap = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    fields.extend(own);
+    fields
 }
 
 impl Place {
@@ -415,14 +465,14 @@ fn is_ours(name: &HeaderName) -> bool {
     )
 }
 
-fn headers(given: Map<String, Value>, limits: &Limits) -> Result<HeaderMap, String> {
+fn headers(key: &str, given: Map<String, Value>, limits: &Limits) -> Result<HeaderMap, String> {
     let count: usize = given.values().map(|value| value.as_array().map_or(1, Vec::len)).sum();
     if count > limits.fields {
-        return Err(format!("headers: expected at most {} (limits.fields); found {count}", limits.fields));
+        return Err(format!("{key}: expected at most {} (limits.fields); found {count}", limits.fields));
     }
     let mut headers = HeaderMap::with_capacity(count + 4);
     for (name, value) in &given {
-        let path = || format!("headers[{name:?}]");
+        let path = || format!("{key}[{name:?}]");
         let field =
             HeaderName::try_from(name).map_err(|_| format!("{}: no header has such a name", path()))?;
         let values = match value {
@@ -509,7 +559,7 @@ mod tests {
         let ask = call.ask.as_ref().unwrap();
         assert_eq!((call.is_optional, ask.method.as_str(), ask.max_body), (true, "PUT", 0));
         assert_eq!((ask.timeout, ask.place.scheme), (Some(Duration::from_micros(500)), Scheme::Https));
-        let backup = ask.backup.as_ref().unwrap();
+        let (backup, _) = ask.backup.as_ref().unwrap();
         assert_eq!((backup.authority.as_str(), backup.target.as_str()), ("b.test:81", "/y"));
     }
 
@@ -543,6 +593,28 @@ mod tests {
             let place = place(url).unwrap_or_else(|fault| panic!("{url:?}: {fault}"));
             assert_eq!((place.authority.as_str(), place.target.as_str()), (authority, target), "{url:?}");
         }
+    }
+
+    /// As curl does on a redirect to another host.
+    #[test]
+    fn a_backup_elsewhere_gets_no_credentials_but_its_own() {
+        let secret =
+            r#""headers": { "Authorization": "Bearer a", "X-Api-Key": "b", "Cookie": "c", "X-Plain": "d" }"#;
+        let fields = |backup: &str| {
+            let ask = call(&format!(r#""url": "https://a.test/x", {secret}, {backup}"#)).unwrap();
+            let (_, fields) = ask.backup.unwrap();
+            ["authorization", "x-api-key", "cookie", "x-plain"]
+                .map(|name| fields.get(name).map(|value| value.to_str().unwrap().to_owned()))
+        };
+        let all = ["Bearer a", "b", "c", "d"].map(|value| Some(value.to_owned()));
+        assert_eq!(fields(r#""backup": "https://a.test/y""#), all);
+        let plain = [None, None, None, Some("d".to_owned())];
+        for elsewhere in ["https://b.test/", "http://a.test/", "https://a.test:8443/"] {
+            assert_eq!(fields(&format!(r#""backup": "{elsewhere}""#)), plain);
+        }
+        let own = r#""backup": "https://b.test/", "backup_headers": { "authorization": "Bearer own" }"#;
+        assert_eq!(fields(own), [Some("Bearer own".to_owned()), None, None, Some("d".to_owned())]);
+        assert!(call(r#""url": "https://a.test", "backup_headers": { "a": "b" }"#).is_err());
     }
 
     /// Browsers mend these in silence.
@@ -668,7 +740,7 @@ mod tests {
         #[test]
         fn no_header_carries_what_would_end_it(name in ".{0,8}", value in ".{0,16}") {
             let given = Map::from_iter([(name, Value::String(value))]);
-            if let Ok(headers) = headers(given, &config::embedded().limits) {
+            if let Ok(headers) = headers("headers", given, &config::embedded().limits) {
                 for (name, value) in &headers {
                     prop_assert!(!value.as_bytes().iter().any(|byte| matches!(byte, b'\r' | b'\n' | 0)));
                     prop_assert!(!is_ours(name));

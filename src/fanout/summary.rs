@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use http::StatusCode;
 use http::header::{self, HeaderMap};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -52,6 +53,7 @@ pub struct Tally {
     wants_prompt: bool,
     results: usize,
     real_results: usize,
+    good_results: usize,
     required_open: usize,
 }
 
@@ -65,7 +67,7 @@ struct Known {
 #[derive(Debug)]
 enum Standing {
     Open,
-    Result { source: Source, is_truncated: bool },
+    Result { source: Source, status: StatusCode, is_truncated: bool },
     Missing(Missing),
 }
 
@@ -75,14 +77,26 @@ impl Tally {
         let required_open = calls.iter().filter(|(_, is_optional)| !is_optional).count();
         let known = |(id, is_optional)| Known { id, is_optional, standing: Standing::Open };
         let calls = calls.into_iter().map(known).collect();
-        Self { calls, total, language, wants_prompt, results: 0, real_results: 0, required_open }
+        Self {
+            calls,
+            total,
+            language,
+            wants_prompt,
+            results: 0,
+            real_results: 0,
+            good_results: 0,
+            required_open,
+        }
     }
 
     /// A call has a result.
-    pub fn results(&mut self, at: usize, source: Source, is_truncated: bool) {
+    pub fn results(&mut self, at: usize, source: Source, status: StatusCode, is_truncated: bool) {
         self.results += 1;
         self.real_results += usize::from(source != Source::Degraded);
-        self.close(at, Standing::Result { source, is_truncated });
+        // That there is no such thing is an answer.
+        let is_answer = status.as_u16() < 400 || matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE);
+        self.good_results += usize::from(source != Source::Degraded && is_answer);
+        self.close(at, Standing::Result { source, status, is_truncated });
     }
 
     /// A call has none.
@@ -121,9 +135,9 @@ impl Tally {
         self.language
     }
 
-    /// How many calls have a result that is no placeholder.
-    pub fn real_results(&self) -> usize {
-        self.real_results
+    /// How many calls have a result that is no placeholder, and no refusal: a status below 400, 404 or 410.
+    pub fn good_results(&self) -> usize {
+        self.good_results
     }
 
     /// Whether all calls have ended that are not optional, of which there are some.
@@ -204,6 +218,16 @@ impl Tally {
                 parts.push(words.flawed(&names, what));
             }
         }
+        let mut refused: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
+        for known in &self.calls {
+            if let Standing::Result { status, source, .. } = known.standing
+                && status.as_u16() >= 400
+                && source != Source::Degraded
+            {
+                refused.entry(status.as_u16()).or_default().push(&known.id);
+            }
+        }
+        parts.extend(refused.iter().map(|(status, names)| words.answered(names, *status)));
         (!parts.is_empty()).then(|| words.sentence(&parts, self.real_results, self.calls.len()))
     }
 }
@@ -260,6 +284,14 @@ impl Words {
             (Language::Chinese, Flaw::Truncated) => "内容被截断",
         };
         format!("{} {what}", self.list(names))
+    }
+
+    /// An error of the upstream's that is a result, since it may be the answer: no such ticker.
+    fn answered(&self, names: &[&str], status: u16) -> String {
+        match self.language {
+            Language::English => format!("{} answered {status}", self.list(names)),
+            Language::Chinese => format!("{} 返回状态 {status}", self.list(names)),
+        }
     }
 
     fn list(&self, names: &[&str]) -> String {
@@ -406,7 +438,7 @@ mod tests {
     fn when_all_have_come_there_is_nothing_to_warn_of() {
         let mut tally = tally(&["a", "b", "c"], Language::English);
         for (at, source) in [Source::Hedge, Source::Backup, Source::Cache].into_iter().enumerate() {
-            tally.results(at, source, false);
+            tally.results(at, source, StatusCode::OK, false);
         }
         let expected = json!({
             "complete": true, "warning": null, "elapsed_ms": 7, "missing": {},
@@ -441,10 +473,10 @@ mod tests {
                 tally.misses(at, Missing::because("upstream_status", "answered 503"));
             }
             tally.misses(3, Missing::because("circuit_open", "open"));
-            tally.results(4, Source::Primary, false);
-            tally.results(6, Source::Stale, false);
-            tally.results(8, Source::Degraded, false);
-            tally.results(2, Source::Degraded, false);
+            tally.results(4, Source::Primary, StatusCode::OK, false);
+            tally.results(6, Source::Stale, StatusCode::OK, false);
+            tally.results(8, Source::Degraded, StatusCode::OK, false);
+            tally.results(2, Source::Degraded, StatusCode::OK, false);
             assert_eq!(told(&tally)["warning"], expected);
             assert_eq!(told(&tally)["complete"], false);
         }
@@ -532,7 +564,7 @@ mod tests {
             for (at, (_, standing)) in standings.iter().enumerate().rev() {
                 match standing {
                     None => {}
-                    Some(Ok(source)) => tally.results(at, *source, false),
+                    Some(Ok(source)) => tally.results(at, *source, StatusCode::OK, false),
                     Some(Err(missing)) => tally.misses(at, missing.clone()),
                 }
             }
@@ -546,7 +578,7 @@ mod tests {
                 matches!(standing, Some(Ok(source)) if *source != Source::Degraded)
             };
             let real = standings.iter().filter(|(_, standing)| is_real(standing)).count();
-            prop_assert_eq!(tally.real_results(), real);
+            prop_assert_eq!(tally.good_results(), real);
             prop_assert_eq!(tally.open().count(), open);
             prop_assert_eq!(tally.calls().count(), standings.len() - open);
             prop_assert_eq!(&told["counts"]["results"], results);

@@ -92,11 +92,11 @@ pub async fn upgraded(client: ClientSocket, upgraded: Upgraded) {
 
 /// Reads the client's first bytes ahead, until they tell what they are: at most a second, once there are any, or
 /// when the upstream speaks first. One of HTTP/2 does so too, and is no less one to be spoken to in
-/// requests: its client's preface is on its way (RFC 9113 section 3.4). As long as neither speaks there is nothing to
+/// requests: its client's preface is on its way (RFC 9113 section 3.4), and gets a second for that. As long as neither speaks there is nothing to
 /// copy, so a client that is slow to begin, as in a pod that gets no processor, loses none of its policy.
 ///
 /// # Errors
-/// When the client's connection has failed, or the process ends.
+/// When the client's connection has failed, both have been silent for the tunnel's idle bound, or the process ends.
 pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket, held: &Held) -> io::Result<Sniff> {
     let proxy = held.ledger.proxy();
     let client_begins = async {
@@ -106,7 +106,7 @@ pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket, held: &Held
     let upstream_speaks = async {
         let mut first = [0; FRAME_HEAD];
         match upstream.peek(&mut first).await {
-            Ok(FRAME_HEAD) if is_settings(first) => std::future::pending().await,
+            Ok(FRAME_HEAD) if is_settings(first) => sleep(SNIFF_WAIT).await,
             _ => {}
         }
     };
@@ -114,7 +114,7 @@ pub async fn listen_in(client: &mut ClientSocket, upstream: &Socket, held: &Held
         biased;
         heard = client_begins => heard,
         () = upstream_speaks => Ok(Sniff::Other),
-        () = sleep(held.lane.stages().tunnel_idle) => Ok(Sniff::Other),
+        () = sleep(held.lane.stages().tunnel_idle) => Err(io::ErrorKind::TimedOut.into()),
         () = proxy.ending() => Err(io::ErrorKind::Interrupted.into()),
     }
 }

@@ -62,9 +62,7 @@ impl AnswerBody {
     /// The reader has what it wants and gives up the rest: the answer is judged by its head.
     pub fn suffices(self) {
         if let Self::Stream(mut streaming) = self {
-            if let Source::Upstream(tail) = &mut streaming.source {
-                tail.suffices();
-            }
+            streaming.ledger.progress().suffice();
             streaming.ledger.complete();
         }
     }
@@ -138,7 +136,7 @@ pub fn deliver(found: Found, deadline: Option<&Deadline>, ledger: Ledger) -> Ans
             let Whole { response, elapsed, hedge, note, .. } = *whole;
             let told = Told { elapsed, at: Instant::now(), hedge, note };
             let policy = ledger.stages().and_then(|stages| stages.deadline.as_ref());
-            let end = deadline.filter(|end| end.covers_body(policy, false));
+            let end = deadline.and_then(|end| end.of_body(policy, false));
             whole_answer(response, end.map(|end| end.at), told, ledger)
         }
     }

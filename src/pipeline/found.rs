@@ -209,10 +209,10 @@ impl Live {
         let Self { head, hedge, note, recorder } = self;
         let Head { mut response, exchange, judge, permit, lane, elapsed, .. } = *head;
         let is_stream = is_stream(response.headers());
-        let end =
-            deadline.filter(|deadline| deadline.covers_body(lane.stages().deadline.as_ref(), is_stream));
+        let policy = lane.stages().deadline.as_ref();
+        let end = deadline.and_then(|deadline| deadline.of_body(policy, is_stream));
         hop_by_hop::strip(response.headers_mut());
-        let tail = Tail::new(exchange, judge, permit, lane, end.cloned(), at);
+        let tail = Tail::new(exchange, judge, permit, lane, end, at);
         Opened { response, tail, hedge, elapsed, at, note, recorder }
     }
 }

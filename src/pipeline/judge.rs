@@ -265,6 +265,9 @@ impl Drop for Judge {
             return;
         }
         let now = Instant::now();
+        if self.head.is_some() && self.progress.is_sufficient() {
+            return self.turn_down(now);
+        }
         if let Some(head) = self.head
             && self.progress.fate() != Fate::ClientLeft
             && self.status_result(head.status) == AttemptResult::Status

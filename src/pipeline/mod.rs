@@ -86,7 +86,7 @@ pub struct Intake {
     /// When it arrived.
     pub arrival: Arrival,
     /// The deadline of what the call is a part of.
-    pub within: Option<Deadline>,
+    pub within: Option<Box<Deadline>>,
     /// Where interim answers go.
     pub interim: Option<Arc<dyn InterimSink>>,
 }
@@ -120,7 +120,8 @@ pub async fn travel(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> T
 
         // 2. Deadline: one instant for everything below.
         let policy = lane.stages().deadline.as_ref();
-        deadline = Deadline::of(policy, &intake.head.headers, intake.arrival, intake.within.clone())?;
+        deadline =
+            Deadline::of(policy, &intake.head.headers, intake.arrival, intake.within.as_deref().cloned())?;
         let call = target::call(proxy, intake, &lane, target, &ledger);
         let mut errand = Errand {
             proxy: proxy.clone(),

@@ -150,11 +150,6 @@ impl Tail {
         }
     }
 
-    /// Nobody wants the rest.
-    pub fn suffices(&mut self) {
-        self.judge.turn_down(Instant::now());
-    }
-
     /// Whether nothing is left to read.
     pub fn is_end_stream(&self) -> bool {
         self.exchange.as_ref().is_none_or(Exchange::is_end_stream)

@@ -41,6 +41,8 @@ pub struct Deadline {
     pub words: Option<HeaderValue>,
     /// The whole of what is left, for a `grpc-timeout` sent on.
     pub grpc_end: Option<Instant>,
+    /// When that ends which the call is part of: the body's end, where the call's own deadline leaves it out.
+    pub whole: Option<Instant>,
 }
 
 /// When a call ends at the latest: without a deadline further away than any call lasts.
@@ -81,13 +83,23 @@ impl Deadline {
         let own = Self::by(policy, headers, arrival)?;
         Ok(Some(match within {
             None => own,
+            Some(within) => own.within(within, policy, arrival),
+        }))
+    }
+
+    /// The deadline of a call that is part of something with the deadline `whole`.
+    #[must_use]
+    pub fn within(self, whole: Self, policy: &config::Deadline, arrival: Arrival) -> Self {
+        let end = whole.at;
+        let deadline = match self.bound {
             // The policy's default is for calls that bring no deadline, and this one does, unless that is a
             // default as well.
-            Some(within) if own.bound == Bound::Default && within.is_callers => {
-                within.or_earlier(Self::after(arrival, policy.max, policy.reserve, Bound::Max))
+            Bound::Default if whole.is_callers => {
+                whole.or_earlier(Self::after(arrival, policy.max, policy.reserve, Bound::Max))
             }
-            Some(within) => own.or_earlier(within),
-        }))
+            _ => self.or_earlier(whole),
+        };
+        Self { whole: Some(end), ..deadline }
     }
 
     /// What the caller asks for with `headers` under `policy`.
@@ -136,6 +148,7 @@ impl Deadline {
             wall: end,
             words,
             grpc_end: headers.contains_key(&GRPC_TIMEOUT).then(|| arrival.now + left),
+            whole: None,
         })
     }
 
@@ -148,6 +161,7 @@ impl Deadline {
             wall: arrival.wall + left,
             words: None,
             grpc_end: None,
+            whole: None,
         }
     }
 
@@ -167,15 +181,18 @@ impl Deadline {
         if other.at < self.at { other } else { self }
     }
 
-    /// Whether the body of an answer is bounded as well as its head. By itself a deadline of the
-    /// policy ends at the head of a stream, which then has `stream_idle`. A fan-out wants whole answers.
-    pub fn covers_body(&self, policy: Option<&config::Deadline>, is_stream: bool) -> bool {
-        let is_fan_outs = matches!(self.bound, Bound::FanOut | Bound::FanOutCall);
-        match policy.map(|policy| policy.covers) {
-            _ if is_fan_outs => true,
-            None | Some(Covers::Head) => false,
-            Some(Covers::Body) => true,
-            Some(Covers::Auto) => self.is_callers || !is_stream,
+    /// What bounds the body of an answer. By itself a deadline of the policy ends at the head of a stream, which then
+    /// has `stream_idle`; but what the call is part of ends for its body too.
+    pub fn of_body(&self, policy: Option<&config::Deadline>, is_stream: bool) -> Option<Self> {
+        let is_covered = matches!(self.bound, Bound::FanOut | Bound::FanOutCall)
+            || policy.is_some_and(|policy| match policy.covers {
+                Covers::Head => false,
+                Covers::Body => true,
+                Covers::Auto => self.is_callers || !is_stream,
+            });
+        match is_covered {
+            true => Some(self.clone()),
+            false => self.whole.map(|at| Self { at, bound: Bound::FanOut, ..self.clone() }),
         }
     }
 

@@ -84,7 +84,7 @@ impl<'a> TriedEntry<'a> {
 
 impl Context<'_> {
     fn detail(&self, error: &Error) -> String {
-        error.detail(self.upstream.unwrap_or("the upstream"), self.now)
+        error.detail(self.upstream.unwrap_or(Error::NO_NAME), self.now)
     }
 
     /// How long the caller should wait before another try, where that is known.

@@ -403,8 +403,8 @@ async fn a_404_is_a_result_and_a_503_is_missing() {
             assert_eq!(report.0["missing"][status]["retry_after_ms"], 7000);
         }
         assert!(!report.is_complete());
-        let warning =
-            "Warning: 429, 500, 502, 503, 504 unavailable (upstream status). Analysis based on 6/11 sources.";
+        let warning = "Warning: 429, 500, 502, 503, 504 unavailable (upstream status); 400 answered 400; 401 answered 401; \
+             404 answered 404; 410 answered 410. Analysis based on 6/11 sources.";
         assert!(report.warning().starts_with(warning), "{}", report.warning());
     }
 }
@@ -1501,4 +1501,124 @@ async fn a_call_is_retried_as_any_other() {
         (&json!("primary"), &json!("200"))
     );
     assert_eq!(report.result("a")["headers"]["x-hedgerow-attempts"], "2");
+}
+
+/// A stream that has begun and says no more was left to `stream_idle`, and the fan-out dropped it without a word to
+/// its breaker, so that it held up every list for all of its time.
+#[tokio::test]
+async fn a_body_that_stops_is_judged_as_late_whatever_the_policy_bounds() {
+    for stages in [
+        "hedge: off, breaker: { consecutive_failures: 1, fair_chance: 100ms }, deadline: { default: 1500ms }",
+        "hedge: off, breaker: { consecutive_failures: 1, fair_chance: 100ms }, deadline: { covers: head }",
+        "hedge: off, breaker: { consecutive_failures: 1, fair_chance: 100ms }, deadline: off",
+    ] {
+        let mut upstream = Upstream::start().await;
+        let policy =
+            format!("defaults: {{ deadline: {{ default: 2s }} }}\n{}", tool(upstream.address(), stages));
+        let hedgerow = HedgerowProcess::start(&policy).await;
+        let body = json!({ "calls": [get("a", upstream.url("/a"))] }).to_string();
+        let mut agent = hedgerow.ask_fan_out(&[], body).await;
+        let mut exchange = upstream.next().await;
+        exchange.start_chunks(200, &[("Content-Type", "text/event-stream")]).await;
+        exchange.chunk("data: 1\n\n").await;
+        let report = Report::of(&agent.read_response_to("POST").await);
+        assert_eq!(report.why("a"), "deadline", "{stages}");
+        exchange.gone().await;
+        let open = [TOOL, ("state", "open")];
+        hedgerow.until_metrics(|metrics| metrics.value("hedgerow_breaker_state", &open) == 1.0).await;
+    }
+}
+
+/// A call's own word on its time stands before the policy's default, also where the fan-out's is shorter.
+#[tokio::test]
+async fn a_longer_timeout_never_gives_a_call_less_time() {
+    let slow = Upstream::answering(|_| Reply::ok("slow").after(ms(1000))).await;
+    let hedgerow = HedgerowProcess::start(&format!(
+        "defaults: {{ deadline: {{ default: 8s }} }}\n{}",
+        tool(slow.address(), "hedge: off, breaker: off, deadline: { default: 200ms }")
+    ))
+    .await;
+    for timeout in [5_000, 20_000] {
+        let mut call = get("a", slow.url("/"));
+        call["timeout_ms"] = json!(timeout);
+        let report = run(&hedgerow, &json!({ "calls": [call] })).await;
+        assert_eq!(report.results(), ["a"], "{timeout}: {}", report.0);
+    }
+    // Without one, nobody has named a time, and the policy's default is meant for that.
+    let report = run(&hedgerow, &json!({ "calls": [get("a", slow.url("/"))] })).await;
+    assert_eq!(report.why("a"), "deadline_exceeded");
+}
+
+/// A grace is for the calls that still wait for their turn, too.
+#[tokio::test]
+async fn calls_that_wait_for_their_turn_have_it_within_the_grace() {
+    let upstream = Upstream::answering(|_| Reply::ok("")).await;
+    let hedgerow = HedgerowProcess::start(&tool(upstream.address(), BARE)).await;
+    let mut list = list(&upstream, &["a", "b", "c"]);
+    list[1]["optional"] = json!(true);
+    list[2]["optional"] = json!(true);
+    let mut body = calls(list);
+    body["max_concurrent"] = json!(1);
+    body["grace_ms"] = json!(LATE);
+    assert_eq!(run(&hedgerow, &body).await.results(), ["a", "b", "c"]);
+    body["min_results"] = json!(1);
+    assert_eq!(run(&hedgerow, &body).await.results(), ["a", "b", "c"]);
+}
+
+/// What is begun when there is no time left for its answer may have its effect all the same. A call that shares
+/// a flight learns of its end a moment after the deadline.
+#[tokio::test]
+async fn no_backup_is_asked_after_the_deadline() {
+    let hung = Upstream::answering(|_| Reply::hang()).await;
+    let backup = Upstream::answering(|_| Reply::ok("")).await;
+    let stages =
+        "hedge: off, breaker: off, coalesce: true, routes: [ { methods: [POST], idempotent: true } ]";
+    let hedgerow = HedgerowProcess::start(&tool(hung.address(), stages)).await;
+    for round in 0..10 {
+        let mut call = get("a", hung.url(&format!("/{round}")));
+        call["method"] = json!("POST");
+        call["body"] = json!({ "order": round });
+        call["backup"] = json!(backup.url("/"));
+        let report = run(&hedgerow, &json!({ "deadline_ms": 300, "calls": [call] })).await;
+        assert_eq!(report.why("a"), "deadline");
+    }
+    backup.gets_nothing_more(ms(100)).await;
+    assert_eq!(backup.count(), 0);
+}
+
+/// What a reader gives up of a body says nothing of the upstream; its head does, whoever else might have read it.
+#[tokio::test]
+async fn a_probe_whose_answer_is_cut_off_closes_the_breaker() {
+    for stages in ["coalesce: off", "coalesce: true"] {
+        let upstream = Upstream::answering(|seen| match seen.path() {
+            "/bad" => Reply::status(500),
+            _ => Reply::ok(vec![b'x'; 3 << 20]),
+        })
+        .await;
+        let stages = format!("hedge: off, breaker: {{ consecutive_failures: 1, open_for: 100ms }}, {stages}");
+        let hedgerow = HedgerowProcess::start(&tool(upstream.address(), &stages)).await;
+        let report = run(&hedgerow, &calls([get("bad", upstream.url("/bad"))])).await;
+        assert_eq!(report.why("bad"), "upstream_status");
+        let mut call = get("good", upstream.url("/good"));
+        call["max_body_bytes"] = json!(10);
+        // Until the breaker lets a probe pass, and that closes it.
+        let began = Instant::now();
+        while run(&hedgerow, &calls([call.clone()])).await.results().is_empty() {
+            assert!(began.elapsed() < ms(LATE), "{stages}");
+        }
+        let closed = [TOOL, ("state", "closed")];
+        hedgerow.until_metrics(|metrics| metrics.value("hedgerow_breaker_state", &closed) == 1.0).await;
+    }
+}
+
+/// Who leaves in the middle of its list has refused nothing.
+#[tokio::test]
+async fn a_client_that_leaves_while_it_sends_its_list_has_left() {
+    let hedgerow = HedgerowProcess::start("{}").await;
+    let mut agent = hedgerow.agent().await;
+    agent
+        .send(format!("POST {PATH} HTTP/1.1\r\nHost: {}\r\nContent-Length: 100\r\n\r\n{{", hedgerow.proxy))
+        .await;
+    drop(agent);
+    hedgerow.until_metrics(|metrics| counted(metrics, "requests", "client_left") == 1.0).await;
 }

@@ -127,7 +127,7 @@ async fn what_leaves_no_list_to_work_on_is_a_400_that_names_the_place() {
         (with(r#""deadline_ms": 1e400"#), "deadline_ms: number out of range"),
         (with(r#""deadline_ms": NaN"#), "deadline_ms: expected"),
         (with(r#""deadline_ms": Infinity"#), "deadline_ms: expected"),
-        (with(r#""deadline_ms": "1500""#), "deadline_ms: invalid type: string \"1500\", expected f64"),
+        (with(r#""deadline_ms": "1500""#), "deadline_ms: invalid type: string \"1500\", expected a number"),
         (with(r#""deadline_ms": [1500]"#), "deadline_ms: invalid type: sequence"),
         (
             with(r#""deadline_ms": 1, "deadline_ms": 2"#),

@@ -90,7 +90,7 @@ def one_of(choices: list, text: str):
 @schemathesis.check
 def events_conformance(ctx, response, case):
     """A stream's events are those that the document tells of: numbered, one for each call, and the summary last."""
-    if response.headers.get("content-type") != [EVENTS]:
+    if response.headers.get("content-type") != [f"{EVENTS}; charset=utf-8"]:
         return
     *blocks, done, rest = response.content.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", ""), "the stream does not end with [DONE]"

@@ -184,7 +184,8 @@ impl EventStream {
     /// Of an answer whose head is still to come.
     pub async fn begin(mut agent: Agent) -> Self {
         let head = agent.read_head().await;
-        assert_eq!((head.status, head.headers.get("content-type")), (200, Some("text/event-stream")));
+        let kind = head.headers.get("content-type");
+        assert_eq!((head.status, kind), (200, Some("text/event-stream; charset=utf-8")));
         assert_eq!(head.framing("POST").expect("a well-framed answer"), Framing::Chunked);
         Self { agent, head, text: Vec::new(), parts: VecDeque::new() }
     }
