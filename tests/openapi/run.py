@@ -85,7 +85,7 @@ class Server(ThreadingHTTPServer):
 # What must have come for the run to have said anything: answers of both forms, refusals, results and reasons.
 EXPECTED = [
     "positive request: 200 application/json",
-    "positive request: 200 text/event-stream",
+    "positive request: 200 text/event-stream; charset=utf-8",
     "negative request: 400 application/problem+json",
     "negative request: 405 application/problem+json",
     "source primary",
