@@ -118,7 +118,7 @@ words! {
         Degraded => "degraded",
         /// The client went away; its status is 499.
         ClientLeft => "client_left",
-        /// Nobody needed its answer any more: another one of a fan-out did. Its status is 499 too.
+        /// Nobody needed its answer any more: others of its fan-out were enough, or its backup. Its status is 499 too.
         NotAwaited => "not_awaited",
         /// A tunnel, whatever went through it.
         Tunnel => "tunnel",

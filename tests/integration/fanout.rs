@@ -1622,3 +1622,21 @@ async fn a_client_that_leaves_while_it_sends_its_list_has_left() {
     drop(agent);
     hedgerow.until_metrics(|metrics| counted(metrics, "requests", "client_left") == 1.0).await;
 }
+
+/// A tool that hangs cost every list half of its time, for ever, since its backup's answer was taken for its own excuse.
+#[tokio::test]
+async fn a_place_that_has_lost_to_its_backup_is_judged_as_late() {
+    let hung = Upstream::answering(|_| Reply::hang()).await;
+    let backup = Upstream::answering(|_| Reply::ok("backup")).await;
+    let stages = "hedge: off, breaker: { consecutive_failures: 1, fair_chance: 100ms }";
+    let hedgerow = HedgerowProcess::start(&tool(hung.address(), stages)).await;
+    let mut call = get("a", hung.url("/a"));
+    call["backup"] = json!(backup.url("/"));
+    let body = json!({ "deadline_ms": 2000, "calls": [call] });
+    assert_eq!(run(&hedgerow, &body).await.results(), ["a"]);
+    let open = [TOOL, ("state", "open")];
+    hedgerow.until_metrics(|metrics| metrics.value("hedgerow_breaker_state", &open) == 1.0).await;
+    // From now on the backup is asked at once.
+    assert_eq!(run(&hedgerow, &body).await.results(), ["a"]);
+    assert_eq!((hung.count(), backup.count()), (1, 2));
+}

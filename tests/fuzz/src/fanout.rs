@@ -71,7 +71,7 @@ fn check_plan(plan: &Plan) {
 
 fn check_ask(ask: &Ask) {
     check_place(&ask.place);
-    ask.backup.iter().for_each(check_place);
+    ask.backup.iter().for_each(|(place, _)| check_place(place));
     assert!(ask.method != http::Method::CONNECT && ask.method != http::Method::TRACE, "{}", ask.method);
     assert!(ask.max_body <= 16 << 20, "{}", ask.max_body);
     let lengths: Vec<_> = ask.headers.get_all(header::CONTENT_LENGTH).iter().collect();
