@@ -53,7 +53,8 @@ impl ResponseControl {
             b"public" => self.public = true,
             b"must-revalidate" => self.must_revalidate = true,
             b"proxy-revalidate" => self.proxy_revalidate = true,
-            b"must-understand" => self.must_understand = true,
+            // The one that loosens another, `no-store`, so only in the form that it is defined in.
+            b"must-understand" => self.must_understand |= matches!(value, Value::Absent),
             b"no-cache" => {
                 let names = value.field_names();
                 self.no_cache |= !names.is_some_and(|names| add_fields(&mut self.no_cache_fields, names));

@@ -176,6 +176,7 @@ fn what_may_be_kept_is_what_section_3_allows() {
         (200, "cache-control: max-age=0", true, true),
         // Section 5.2.2.3.
         (200, "cache-control: no-store, must-understand, max-age=60", true, true),
+        (200, "cache-control: no-store, must-understand=1, max-age=60", false, false),
         (599, "cache-control: must-understand, max-age=60", false, false),
         // What never ends may hide anything.
         (200, "cache-control: max-age=60, ext=\"no-store", false, false),
