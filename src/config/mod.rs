@@ -24,6 +24,7 @@ mod report;
 mod schema;
 mod secret;
 mod sections;
+mod shared_state;
 mod stages;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub use load::{Loaded, embedded, load, parse};
 pub use problem::{Path, Place, Problem, Problems, Segment, Severity};
 pub use schema::schema;
 pub use secret::SecretBytes;
+pub use shared_state::{Login, Redis, RedisKind, SharedState};
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -71,6 +73,8 @@ pub struct Config {
     pub tls: Tls,
     /// How the process leaves.
     pub drain: Drain,
+    /// What pods know together, if anything.
+    pub shared_state: Option<SharedState>,
     /// What is written about each request.
     pub telemetry: Telemetry,
     /// For hosts that no upstream names; its name is `default`.
@@ -636,6 +640,8 @@ pub struct Breaker {
     pub failure_statuses: StatusSet,
     /// A deadline that left the upstream less than this says nothing about it.
     pub fair_chance: Duration,
+    /// Whether all pods open it together.
+    pub is_shared: bool,
 }
 
 /// The retry stage.
@@ -660,6 +666,8 @@ pub struct RateLimit {
     pub burst: u32,
     /// The longest pause that an upstream can ask for.
     pub max_pause: Duration,
+    /// Whether all pods take their tokens from one bucket.
+    pub is_shared: bool,
 }
 
 /// The coalesce stage.
@@ -686,6 +694,8 @@ pub struct Cache {
     pub max_body: usize,
     /// Request fields that tell calls apart, beside those that always do.
     pub vary: Vec<http::HeaderName>,
+    /// Whether answers are kept for the other pods too.
+    pub is_shared: bool,
 }
 
 /// One thing to try instead of a failure.

@@ -52,7 +52,7 @@ mod tests {
 
     fn told(rate: &str, burst: u32, wait: Duration) -> (String, String) {
         let rate: Rate = rate.parse().unwrap();
-        let cfg = RateLimit { rate, burst, max_pause: Duration::ZERO };
+        let cfg = RateLimit { rate, burst, max_pause: Duration::ZERO, is_shared: false };
         let now = Instant::now();
         let headers = HeaderMap::from_iter(fields(&cfg, now + wait, now));
         let text =

@@ -35,6 +35,7 @@ fn breaker_config(slow_rate: Option<Percent>) -> Breaker {
         half_open_probes: 1,
         failure_statuses: StatusSet::new([500, 502, 503, 504]),
         fair_chance: Duration::from_secs(1),
+        is_shared: false,
     }
 }
 
@@ -112,7 +113,12 @@ fn bulkhead(c: &mut Criterion) {
 }
 
 fn rate_limit(c: &mut Criterion) {
-    let cfg = RateLimit { rate: Rate::per_second(200.0), burst: 50, max_pause: Duration::from_secs(60) };
+    let cfg = RateLimit {
+        rate: Rate::per_second(200.0),
+        burst: 50,
+        max_pause: Duration::from_secs(60),
+        is_shared: false,
+    };
     let who = |key: &'static str| {
         let field = (http::header::AUTHORIZATION, http::HeaderValue::from_static(key));
         Credential::of(&http::HeaderMap::from_iter([field]))
@@ -172,6 +178,7 @@ fn cache(c: &mut Criterion) {
         max_bytes: 64 << 20,
         max_body: 1 << 20,
         vary: Vec::new(),
+        is_shared: false,
     };
     let (target, headers) = (PathAndQuery::from_static("/v1/quotes/AAPL?fields=price,volume"), request());
     let asked = Asked { method: &Method::GET, place: place(&target), headers: &headers };

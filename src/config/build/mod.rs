@@ -62,6 +62,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
         egress,
         tls: builder.tls(&tls, &root.key("tls")),
         drain: builder.drain(policy.drain.as_ref()),
+        shared_state: None,
         telemetry: telemetry(policy.telemetry.as_ref()),
         hosts,
         untouched: Arc::new(UpstreamPolicy {

@@ -109,6 +109,7 @@ impl Resolver<'_> {
             max_bytes: max_bytes as u64,
             max_body,
             vary: self.vary("cache.vary", keys.vary.as_deref()),
+            is_shared: false,
         }
     }
 

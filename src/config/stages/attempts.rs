@@ -123,6 +123,7 @@ impl Resolver<'_> {
                 &FAILURE_STATUSES,
             ),
             fair_chance: self.span(keys.fair_chance, Duration::from_secs(1)),
+            is_shared: false,
         };
         self.judge_breaker(&breaker);
         breaker
@@ -187,7 +188,12 @@ impl Resolver<'_> {
             if !self.is_written("rate_limit.rate") {
                 self.error(&["rate_limit"], "expected `rate`, such as 200/s, 30/m or 0.5/s");
             }
-            return RateLimit { rate: Rate::per_second(1.0), burst: 1, max_pause: Duration::ZERO };
+            return RateLimit {
+                rate: Rate::per_second(1.0),
+                burst: 1,
+                max_pause: Duration::ZERO,
+                is_shared: false,
+            };
         };
         if rate.in_a_second() < LEAST_RATE {
             let message = "expected 0.01/h or more; `rate_limit: off` takes the bound away";
@@ -202,6 +208,7 @@ impl Resolver<'_> {
             rate,
             burst: keys.burst.unwrap_or(of_a_second),
             max_pause: self.span(keys.max_pause, Duration::from_secs(60)),
+            is_shared: false,
         };
         if !(1..=MOST_CALLS).contains(&limit.burst) {
             self.error(&["rate_limit.burst"], format!("expected 1 to {MOST_CALLS}"));

@@ -18,6 +18,7 @@ fn config() -> config::Breaker {
         half_open_probes: 1,
         failure_statuses: StatusSet::new([500, 502, 503, 504]),
         fair_chance: Duration::from_secs(1),
+        is_shared: false,
     }
 }
 

@@ -22,6 +22,7 @@ const CFG: Cache = Cache {
     max_bytes: 1 << 20,
     max_body: 1 << 16,
     vary: Vec::new(),
+    is_shared: false,
 };
 
 const fn secs(seconds: u64) -> Duration {

@@ -135,7 +135,7 @@ mod tests {
 
     fn pace(rate: &str, burst: u32) -> Pace {
         let rate: Rate = rate.parse().unwrap();
-        Pace::of(&RateLimit { rate, burst, max_pause: Duration::ZERO })
+        Pace::of(&RateLimit { rate, burst, max_pause: Duration::ZERO, is_shared: false })
     }
 
     fn bucket(rate: &str, burst: u32, now: Instant) -> Bucket {

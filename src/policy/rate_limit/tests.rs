@@ -12,7 +12,12 @@ use super::*;
 use crate::units::Rate;
 
 fn config(per_second: f64, burst: u32) -> RateLimit {
-    RateLimit { rate: Rate::per_second(per_second), burst, max_pause: Duration::from_secs(60) }
+    RateLimit {
+        rate: Rate::per_second(per_second),
+        burst,
+        max_pause: Duration::from_secs(60),
+        is_shared: false,
+    }
 }
 
 fn credential(n: usize) -> Option<Credential> {

@@ -53,6 +53,7 @@ fn check(data: &[u8]) {
         max_bytes: 1 << 20,
         max_body: 1 << 10,
         vary: Vec::new(),
+        is_shared: false,
     };
     let sent = Instant::now();
     let received = sent + Duration::from_secs(2);

@@ -1,0 +1,69 @@
+//! `shared_state`: where pods keep what they know together.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::secret::MASK;
+
+/// The state that pods share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedState {
+    /// Where it is.
+    pub redis: Redis,
+    /// The longest that a request waits for it.
+    pub timeout: Duration,
+    /// Pods that must have seen an upstream fail before all of them open its breaker; at least 1.
+    pub quorum: u32,
+    /// The first part of every key.
+    pub prefix: Arc<str>,
+}
+
+/// A Redis or Valkey, and how to get in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redis {
+    /// What the servers are.
+    pub kind: RedisKind,
+    /// Whether TLS is spoken to them, Sentinels included.
+    pub is_tls: bool,
+    /// PEM of roots that are trusted beside the system's: `tls.ca_file`.
+    pub ca_pem: Option<Arc<[u8]>>,
+    /// Hosts, IPv6 without brackets, and ports; at least one. Of a cluster and of Sentinels some will do.
+    pub servers: Vec<(String, u16)>,
+    /// Who asks; without a password nobody.
+    pub login: Login,
+    /// The number of the database; always 0 in a cluster.
+    pub database: u32,
+}
+
+/// A user and a password, either of which may be missing.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Login {
+    /// Of Redis 6 and later.
+    pub user: Option<String>,
+    /// Hidden in Debug.
+    pub password: Option<String>,
+}
+
+/// What the servers of a [`Redis`] are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RedisKind {
+    /// One server.
+    Single,
+    /// Sentinels, which know the master.
+    Sentinel {
+        /// Its name with them.
+        service: String,
+        /// For the Sentinels themselves.
+        login: Login,
+    },
+    /// Nodes of a cluster.
+    Cluster,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let password = self.password.as_ref().map(|_| MASK);
+        f.debug_struct("Login").field("user", &self.user).field("password", &password).finish()
+    }
+}
