@@ -17,6 +17,8 @@ use tokio::time::{Instant, interval, sleep_until, timeout_at};
 use crate::admin;
 use crate::config::watch::{ReloadResult, Watch};
 use crate::config::{self, Config, Problems};
+use crate::fleet::Fleet;
+use crate::liaison;
 use crate::listen::accept::{self, Door};
 use crate::pipeline::Proxy;
 use crate::telemetry::log::AccessLog;
@@ -113,7 +115,9 @@ async fn serve(
     let ports = [Some(proxy_address), Some(admin_address), transparent_address].into_iter().flatten();
     let dialer = Dialer::new(&config.dns, ports.map(|address| address.port()).collect()).map_err(setup)?;
     let log = AccessLog::new(io::stdout(), metrics.access_log_dropped()).map_err(setup)?;
-    let registry = Registry::new(dialer, metrics.clone());
+    let fleet = Fleet::new();
+    fleet.follow(config.shared_state.as_ref());
+    let registry = Registry::new(dialer, fleet.clone(), metrics.clone());
     // Once nothing else can fail, the ports least of all: the files may be those of a process that runs. And
     // before anybody is answered, until when clients wait in the backlog: an agent that finds the proxy finds
     // the certificates as well.
@@ -122,6 +126,10 @@ async fn serve(
     // A version that came before this is in force already: the snapshot above has it.
     let _ = reloads.proxy.set(Arc::downgrade(&proxy));
 
+    // What others know is worth a moment, in which clients wait in the backlog.
+    if let Some(link) = fleet.link() {
+        link.ready().await;
+    }
     let places = Arc::new(Semaphore::new(config.limits.connections));
     let door = |listener, kind| Door {
         listener,
@@ -134,6 +142,7 @@ async fn serve(
         tokio::spawn(accept::run(door(proxy_port, Listener::Proxy), proxy.clone())),
         tokio::spawn(admin::run(admin_port, view)),
         tokio::spawn(sweep(proxy.clone())),
+        tokio::spawn(liaison::run(proxy.clone())),
     ];
     if let Some(port) = transparent_port {
         tasks.push(tokio::spawn(accept::run(door(port, Listener::Transparent), proxy.clone())));
@@ -228,6 +237,7 @@ impl Running {
         tracing::info!(in_flight = self.proxy.in_flight(), "leaving");
         self.proxy.end_calls();
         self.idle_before(Instant::now() + LAST_WORDS).await;
+        liaison::leave(&self.proxy).await;
     }
 
     /// Waits until nothing is in flight, at the latest until `end`.

@@ -51,11 +51,13 @@ pub mod config;
 
 pub mod telemetry;
 
+pub mod tls;
+
+pub mod fleet;
+
 pub mod call;
 
 pub mod policy;
-
-pub mod tls;
 
 pub mod upstream;
 
@@ -66,6 +68,8 @@ pub mod pipeline;
 pub mod fanout;
 
 pub mod listen;
+
+pub mod liaison;
 
 pub mod admin;
 

@@ -6,7 +6,6 @@ use std::time::SystemTime;
 use http::{HeaderMap, Response, StatusCode};
 use tokio::time::Instant;
 
-use super::judge::breaker_moved;
 use crate::call::{Call, Progress};
 use crate::config::RateLimit;
 use crate::error::{Error, Stage};
@@ -45,10 +44,24 @@ pub async fn enter(
     let now = Instant::now();
     let stages = lane.stages();
     if let Some(breaker) = &stages.breaker {
-        lane.breaker().check(breaker, now).map_err(|refusal| open(lane, refusal))?;
+        if breaker.is_shared && lane.breaker().is_behind(now) {
+            Box::pin(lane.breaker().catch_up(now)).await;
+        }
+        match lane.breaker().check(breaker, now) {
+            // Who probes is asked when the rest is passed.
+            Err(refusal) if !refusal.is_due => return Err(open(lane, refusal)),
+            _ => {}
+        }
     }
     let mut at = now;
     let mut tokens = request.and_then(|headers| Some((stages.rate_limit.as_ref()?, headers)));
+    if let Some((rate, _)) = tokens
+        && rate.is_shared
+        && lane.rate().must_ask(rate, now)
+    {
+        Box::pin(lane.rate().ask(rate)).await;
+        at = Instant::now();
+    }
     // Who is paused waits for that in front of the bulkhead: the permits are for those who may go.
     if let Some((rate, headers)) = tokens
         && lane.rate().is_paused(|| who(lane, headers), now)
@@ -81,7 +94,15 @@ pub async fn enter(
         // Boxed: the room would be part of every request.
         at = Box::pin(wait_for_token(lane, rate, headers, progress, at, deadline)).await?;
     }
-    let admission = admit(lane, at)?;
+    let admission = match admit(lane, at) {
+        Err(refusal) if refusal.is_due => {
+            Box::pin(lane.breaker().ask_to_probe()).await;
+            at = Instant::now();
+            admit(lane, at)
+        }
+        admitted => admitted,
+    };
+    let admission = admission.map_err(|refusal| open(lane, refusal))?;
     Ok(Pass { permit, admission, at })
 }
 
@@ -177,18 +198,18 @@ pub enum Closed {
     Bulkhead,
 }
 
-fn admit(lane: &Lane, now: Instant) -> Result<Option<Admission>, Error> {
+fn admit(lane: &Lane, now: Instant) -> Result<Option<Admission>, Open> {
     let Some(breaker) = &lane.stages().breaker else { return Ok(None) };
-    let admission = lane.breaker().admit(breaker, now).map_err(|refusal| open(lane, refusal))?;
+    let admission = lane.breaker().admit(breaker, now)?;
     if let Some(state) = admission.moved() {
-        breaker_moved(lane, state);
+        lane.upstream.breaker_moved(state, "pod");
     }
     Ok(Some(admission))
 }
 
 fn open(lane: &Lane, refusal: Open) -> Error {
     if let Some(state) = refusal.moved {
-        breaker_moved(lane, state);
+        lane.upstream.breaker_moved(state, "pod");
     }
     Error::CircuitOpen { retry_at: refusal.retry_at }
 }

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 
 use crate::call::{Fate, Progress};
 use crate::error::Error;
-use crate::policy::breaker::{Admission, State, Verdict};
-use crate::telemetry::metrics::{AttemptKind, AttemptResult, BreakerState};
+use crate::policy::breaker::{Admission, Verdict};
+use crate::telemetry::metrics::{AttemptKind, AttemptResult};
 use crate::upstream::registry::Lane;
 use crate::wire::event_stream::is_event_stream;
 use crate::wire::{grpc, push_back};
@@ -186,7 +186,7 @@ impl Judge {
         let verdict = match error {
             Error::DeadlineExceeded { .. } => self.by_deadline(now),
             _ if self.is_refused => Verdict::Neutral,
-            error if error.counts_against_upstream() => Verdict::Failure,
+            error if error.counts_against_upstream() => self.failure(),
             _ => Verdict::Neutral,
         };
         self.close(verdict, result_of(error), now);
@@ -217,11 +217,13 @@ impl Judge {
     fn by_deadline(&self, now: Instant) -> Verdict {
         let Some(breaker) = &self.lane.stages().breaker else { return Verdict::Neutral };
         let chance = breaker.fair_chance.min(breaker.slow_after);
-        if now.saturating_duration_since(self.started) >= chance {
-            Verdict::Failure
-        } else {
-            Verdict::Neutral
-        }
+        if now.saturating_duration_since(self.started) >= chance { self.failure() } else { Verdict::Neutral }
+    }
+
+    /// What came of a request that went out, or why none did: a name, a route or a trusted root may be missing in
+    /// this pod alone.
+    fn failure(&self) -> Verdict {
+        if self.is_sent { Verdict::Failure } else { Verdict::Unreached }
     }
 
     fn status_result(&self, status: StatusCode) -> AttemptResult {
@@ -253,7 +255,7 @@ impl Judge {
         if let (Some(admission), Some(breaker)) = (self.admission.take(), &self.lane.stages().breaker)
             && let Some(state) = admission.finish(breaker, verdict, now)
         {
-            breaker_moved(&self.lane, state);
+            self.lane.upstream.breaker_moved(state, "pod");
         }
         metrics.attempt(self.kind, result);
     }
@@ -298,21 +300,6 @@ impl Drop for Judge {
             }
         }
     }
-}
-
-/// Tells metrics and log that the breaker of `lane` has changed its state.
-pub fn breaker_moved(lane: &Lane, state: State) {
-    lane.metrics().breaker_transition(match state {
-        State::Closed => BreakerState::Closed,
-        State::Open => BreakerState::Open,
-        State::HalfOpen => BreakerState::HalfOpen,
-    });
-    tracing::warn!(
-        upstream = %lane.policy().name,
-        authority = %lane.upstream.authority(),
-        state = state.word(),
-        "breaker changed"
-    );
 }
 
 fn result_of(error: &Error) -> AttemptResult {

@@ -105,6 +105,7 @@ impl Proxy {
     pub fn policy_changed(&self) {
         let config = self.snapshot();
         self.metrics.set_config(&config.hash);
+        self.registry.fleet().nudge();
         if let Err(error) = self.registry.dialer().set_dns(&config.dns) {
             tracing::error!(%error, cause = error.cause(), "the new name servers cannot be used; the old ones stay");
         }

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -20,7 +20,8 @@ use super::dial::Dialer;
 use super::pool::Pool;
 use super::socket::Socket;
 use crate::call::Needs;
-use crate::config::{Config, Origin, Route, Stages, UpstreamPolicy, UpstreamTls};
+use crate::config::{Config, Origin, OwnState, RateLimit, Route, Stages, UpstreamPolicy, UpstreamTls};
+use crate::fleet::{Fleet, Id, Member};
 use crate::policy::breaker::{BreakerCell, State};
 use crate::policy::budget::ExtraLoadBudget;
 use crate::policy::bulkhead::Bulkhead;
@@ -28,7 +29,7 @@ use crate::policy::cache::Store;
 use crate::policy::hedge::HedgeState;
 use crate::policy::identity::Passage;
 use crate::policy::rate_limit::RateLimiter;
-use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
+use crate::telemetry::metrics::{BreakerState, Metrics, UpstreamMetrics};
 use crate::tls::client::{ClientTls, SystemRoots};
 use crate::wire::authority::Authority;
 use crate::wire::target::Scheme;
@@ -40,6 +41,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(10 * 60);
 pub struct Registry {
     map: DashMap<Arc<str>, Arc<Upstream>>,
     dialer: Dialer,
+    fleet: Arc<Fleet>,
     metrics: Arc<Metrics>,
     roots: Arc<SystemRoots>,
     tls: Mutex<Vec<(TlsKey, Arc<ClientTls>)>>,
@@ -60,6 +62,7 @@ struct TlsKey {
 
 /// One `host:port` and its state.
 pub struct Upstream {
+    fleet: Arc<Fleet>,
     authority: Authority,
     /// Set when the policy's name found it, not a request's host.
     name: Option<Arc<str>>,
@@ -71,6 +74,8 @@ pub struct Upstream {
     /// Its connections that requests may use.
     pub pool: Pool,
     last_used_ms: AtomicU64,
+    /// The shared state does not take what this upstream has to tell.
+    is_refused: AtomicBool,
 }
 
 /// An upstream's place in one snapshot of the policy.
@@ -89,26 +94,27 @@ pub struct Guards {
     bulkhead: Arc<Bulkhead>,
     breaker: Arc<BreakerCell>,
     hedge: HedgeState,
-    rate: RateLimiter,
+    rate: Arc<RateLimiter>,
 }
 
 impl Guards {
-    fn new() -> Self {
+    fn new(member: Member) -> Self {
         Self {
             bulkhead: Bulkhead::new(),
-            breaker: BreakerCell::new(),
+            breaker: BreakerCell::of(member.clone()),
             hedge: HedgeState::new(),
-            rate: RateLimiter::default(),
+            rate: RateLimiter::of(member),
         }
     }
 }
 
 impl Registry {
     /// An empty registry.
-    pub fn new(dialer: Dialer, metrics: Arc<Metrics>) -> Self {
+    pub fn new(dialer: Dialer, fleet: Arc<Fleet>, metrics: Arc<Metrics>) -> Self {
         Self {
             map: DashMap::new(),
             dialer,
+            fleet,
             metrics,
             roots: Arc::new(SystemRoots::default()),
             tls: Mutex::default(),
@@ -120,6 +126,11 @@ impl Registry {
     /// Makes connections.
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
+    }
+
+    /// The pods that this one belongs to.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
     }
 
     /// The upstream that a client names with `text`, a host with or without port. A spelling that is
@@ -274,6 +285,21 @@ impl Registry {
         upstream.last_used_ms.store(self.age(now), Ordering::Relaxed);
     }
 
+    /// How long it has not been used.
+    pub fn idle_time(&self, upstream: &Upstream, now: Instant) -> Duration {
+        let used = upstream.last_used_ms.load(Ordering::Relaxed);
+        Duration::from_millis(self.age(now).saturating_sub(used))
+    }
+
+    /// The upstreams at a host and port: the one that requests name so, and those that policies name.
+    pub fn at(&self, config: &Config, authority: &str) -> Vec<Arc<Upstream>> {
+        let by_name =
+            config.upstreams.iter().filter_map(|policy| self.map.get(&*format!("@{}", policy.name)));
+        let named =
+            by_name.map(|entry| entry.value().clone()).filter(|found| found.authority.key() == authority);
+        self.map.get(authority).map(|entry| entry.value().clone()).into_iter().chain(named).collect()
+    }
+
     fn age(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.epoch).as_millis() as u64
     }
@@ -312,15 +338,19 @@ impl Upstream {
         name: Option<Arc<str>>,
         policy: Arc<UpstreamPolicy>,
     ) -> Self {
+        let id = Id { authority: authority.key().into(), route: None };
+        let member = Member { fleet: registry.fleet.clone(), id };
         Self {
+            fleet: registry.fleet.clone(),
             authority,
             name,
             policy: ArcSwap::from_pointee(registry.bound(config, policy)),
-            guards: Guards::new(),
+            guards: Guards::new(member),
             routes: RwLock::default(),
             budget: ExtraLoadBudget::default(),
             pool: Pool::default(),
             last_used_ms: AtomicU64::new(registry.age(Instant::now())),
+            is_refused: AtomicBool::new(false),
         }
     }
 
@@ -340,6 +370,72 @@ impl Upstream {
         for (name, guards) in self.routes.read().iter() {
             look(Some(name), guards);
         }
+    }
+
+    /// The breakers that its policy has it share with other pods, each with its route.
+    pub fn shared_breakers(&self) -> Vec<(Option<Arc<str>>, Arc<BreakerCell>)> {
+        let policy = self.policy();
+        let is_shared = |stages: &Stages| stages.breaker.as_ref().is_some_and(|breaker| breaker.is_shared);
+        self.shared(
+            &policy,
+            |own| own.breaker,
+            |stages, guards| is_shared(stages).then(|| guards.breaker.clone()),
+        )
+    }
+
+    /// The rates that its policy has it share with other pods.
+    pub fn shared_rates(&self) -> Vec<(RateLimit, Arc<RateLimiter>)> {
+        let policy = self.policy();
+        let found = self.shared(
+            &policy,
+            |own| own.rate_limit,
+            |stages, guards| Some((stages.rate_limit.filter(|rate| rate.is_shared)?, guards.rate.clone())),
+        );
+        found.into_iter().map(|(_, rate)| rate).collect()
+    }
+
+    fn shared<T>(
+        &self,
+        policy: &UpstreamPolicy,
+        is_own: impl Fn(&OwnState) -> bool,
+        part: impl Fn(&Stages, &Guards) -> Option<T>,
+    ) -> Vec<(Option<Arc<str>>, T)> {
+        let mut found = Vec::new();
+        self.each_guards(|name, guards| {
+            let stages = match name {
+                None => Some(&policy.stages),
+                Some(_) => {
+                    let route = policy.routes.iter().find(|route| route.name.as_ref() == name);
+                    route.filter(|route| is_own(&route.own)).map(|route| &route.stages)
+                }
+            };
+            if let Some(part) = stages.and_then(|stages| part(stages, guards)) {
+                found.push((name.cloned(), part));
+            }
+        });
+        found
+    }
+
+    /// Whether nobody has been told yet that the shared state of this upstream cannot be used.
+    pub fn is_first_refusal(&self) -> bool {
+        !self.is_refused.swap(true, Ordering::Relaxed)
+    }
+
+    /// Tells metrics and log that one of its breakers has changed its state, and through whom.
+    pub fn breaker_moved(&self, state: State, by: &'static str) {
+        let bound = self.policy.load();
+        bound.metrics.breaker_transition(match state {
+            State::Closed => BreakerState::Closed,
+            State::Open => BreakerState::Open,
+            State::HalfOpen => BreakerState::HalfOpen,
+        });
+        tracing::warn!(
+            upstream = %bound.policy.name,
+            authority = %self.authority,
+            state = state.word(),
+            by,
+            "breaker changed"
+        );
     }
 
     /// The state of its own breaker.
@@ -369,7 +465,9 @@ impl Upstream {
         if let Some(known) = self.routes.read().get(name) {
             return known.clone();
         }
-        self.routes.write().entry(name.clone()).or_insert_with(|| Arc::new(Guards::new())).clone()
+        let id = Id { authority: self.authority.key().into(), route: Some(name.clone()) };
+        let member = Member { fleet: self.fleet.clone(), id };
+        self.routes.write().entry(name.clone()).or_insert_with(|| Arc::new(Guards::new(member))).clone()
     }
 }
 
@@ -390,7 +488,7 @@ impl Guards {
     }
 
     /// The rate tokens.
-    pub fn rate(&self) -> &RateLimiter {
+    pub fn rate(&self) -> &Arc<RateLimiter> {
         &self.rate
     }
 }
@@ -458,7 +556,7 @@ impl Lane {
     }
 
     /// The rate tokens: the route's own, where it names some.
-    pub fn rate(&self) -> &RateLimiter {
+    pub fn rate(&self) -> &Arc<RateLimiter> {
         &self.own_guards(|own| own.rate_limit).rate
     }
 
@@ -597,7 +695,7 @@ mod tests {
         let (before, after) =
             (policy("{ name: old, path: /x }, { name: kept, path: /y }"), policy("{ name: kept, path: /y }"));
         let dialer = Dialer::new(&before.dns, Vec::new()).unwrap();
-        let registry = Registry::new(dialer, Arc::new(Metrics::new()));
+        let registry = Registry::new(dialer, Fleet::new(), Arc::new(Metrics::new()));
         let upstream = registry.by_authority(&before, "a.example", Scheme::Http).unwrap();
         for path in ["/x", "/y"] {
             Lane::find(&registry, &before, upstream.clone(), &Method::GET, path);

@@ -4,23 +4,49 @@
 //! rejected: failures in a row, window and epoch must change together.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Breaker, Open, Snapshot, State, Ticket, Verdict};
 use crate::config;
+use crate::fleet::Member;
 
 /// One upstream's breaker, shared by its calls.
 #[derive(Debug, Default)]
 pub struct BreakerCell {
-    core: Mutex<Breaker>,
+    pub(super) core: Mutex<Breaker>,
+    /// Its part in the fleet.
+    pub(super) member: Option<Member>,
+    /// The turn in which it last heard how things are.
+    pub(super) turn: AtomicU64,
+    /// A call asks whether it may probe.
+    pub(super) is_asking: AtomicBool,
 }
 
 impl BreakerCell {
-    /// A closed breaker.
+    /// A closed breaker of a pod on its own.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// A closed breaker that other pods may have, too.
+    pub fn of(member: Member) -> Arc<Self> {
+        Arc::new(Self { member: Some(member), ..Self::default() })
+    }
+
+    /// Every change of the core is made here, so that the fleet hears of it.
+    fn with<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut core = self.core.lock();
+        let had_news = core.news.is_some();
+        let result = change(&mut core);
+        let has_news = core.news.is_some() && !had_news;
+        drop(core);
+        if has_news && let Some(member) = &self.member {
+            member.fleet.ring(&member.id);
+        }
+        result
     }
 
     /// Whether an attempt would be let through now. Takes nothing: for the question before the
@@ -30,7 +56,7 @@ impl BreakerCell {
     ///
     /// [`Open`] when it would not.
     pub fn check(&self, cfg: &config::Breaker, now: Instant) -> Result<(), Open> {
-        self.core.lock().check(cfg, now)
+        self.with(|core| core.check(cfg, now))
     }
 
     /// Lets an attempt through; the guard hands back its place, however the attempt ends.
@@ -39,7 +65,7 @@ impl BreakerCell {
     ///
     /// [`Open`] when no attempt may pass.
     pub fn admit(self: &Arc<Self>, cfg: &config::Breaker, now: Instant) -> Result<Admission, Open> {
-        let ticket = self.core.lock().admit(cfg, now)?;
+        let ticket = self.with(|core| core.admit(cfg, now))?;
         Ok(Admission { cell: Arc::clone(self), ticket, is_finished: false })
     }
 
@@ -55,7 +81,7 @@ impl BreakerCell {
 
     /// Refuses everything until told otherwise. Returns the state if it changed.
     pub fn force_open(&self) -> Option<State> {
-        self.core.lock().force_open()
+        self.with(Breaker::force_open)
     }
 
     /// Whether forgetting it loses nothing: it is closed, nobody holds it there, and no failure is fresh.
@@ -66,12 +92,12 @@ impl BreakerCell {
 
     /// Lets everything pass until told otherwise. Returns the state if it changed.
     pub fn force_closed(&self) -> Option<State> {
-        self.core.lock().force_closed()
+        self.with(Breaker::force_closed)
     }
 
     /// Back to closed with nothing counted. Returns the state if it changed.
     pub fn reset(&self) -> Option<State> {
-        self.core.lock().reset()
+        self.with(Breaker::reset)
     }
 }
 
@@ -102,14 +128,14 @@ impl Admission {
     /// Tells how the attempt ended. Returns the state that the breaker moved to, if it did.
     pub fn finish(mut self, cfg: &config::Breaker, verdict: Verdict, now: Instant) -> Option<State> {
         self.is_finished = true;
-        self.cell.core.lock().finish(self.ticket, cfg, verdict, now)
+        self.cell.with(|core| core.finish(self.ticket, cfg, verdict, now))
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.cell.core.lock().abandon(self.ticket, Instant::now());
+            self.cell.with(|core| core.abandon(self.ticket, Instant::now()));
         }
     }
 }

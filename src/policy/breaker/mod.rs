@@ -24,10 +24,14 @@
 //! is dropped: a failure that was sent before the breaker opened must not count against the recovered
 //! host, and an old success must not close what just opened.
 //!
+//! **One of many.** With `shared` the pods of a fleet stop together and send one probe between them; what is told
+//! and heard for that is in [`shared`]. The state machine here works the same without them.
+//!
 //! Settings arrive with each question, see [`policy`](crate::policy): thresholds changed by a reload
 //! hold at once and the counts stay.
 
 mod cell;
+pub mod shared;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -37,6 +41,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use self::shared::News;
 use self::window::{Counts, Window};
 use crate::config;
 use crate::units::Percent;
@@ -72,6 +77,9 @@ pub enum Verdict {
     Success,
     /// The upstream failed.
     Failure,
+    /// There was no way to it: no address, no connection, no TLS session. A failure here, but none that other
+    /// pods need share.
+    Unreached,
     /// The upstream is there and asks for patience: a 429, or on a probe a 503 with `Retry-After`.
     /// While half-open no probe goes out before `until` (at most `max_open_for` from now); with `None`
     /// the place is free at once. While closed it is neither failure nor success.
@@ -88,6 +96,8 @@ pub enum Verdict {
 pub struct Open {
     /// When a probe may pass; `None` while probes are under way or an operator holds it open.
     pub retry_at: Option<Instant>,
+    /// Its time is up, and the fleet decides who probes.
+    pub is_due: bool,
     /// The state that the breaker moved to and that nobody was told of yet.
     pub moved: Option<State>,
 }
@@ -99,6 +109,8 @@ pub struct Snapshot {
     pub state: State,
     /// Whether an operator holds it there.
     pub is_forced: bool,
+    /// Whether the fleet opened it, or left the probing to this pod.
+    pub is_fleets: bool,
     /// Failures since the last success.
     pub failures_in_row: u32,
     /// Calls that ended within the window.
@@ -131,6 +143,8 @@ pub struct Breaker {
     /// Counts the changes of phase.
     epoch: u64,
     failures_in_row: u32,
+    /// Of these, the ones that any pod would have met.
+    evident_in_row: u32,
     /// Failed returns since it was last closed.
     reopens: u32,
     window: Window,
@@ -145,14 +159,22 @@ pub struct Breaker {
     moved: Option<State>,
     /// From 0 to 1.
     jitter: fn() -> f64,
+    /// When the last state of the fleet's breaker came about that was heard of, in Redis's milliseconds.
+    heard: u64,
+    /// What the fleet was not told yet.
+    news: Option<News>,
+    /// The fleet was told of a failure here that has not ended yet.
+    has_accused: bool,
 }
 
 #[derive(Debug)]
 enum Phase {
     Closed,
-    /// `None`: until an operator says otherwise.
     Open {
+        /// `None`: until an operator says otherwise.
         until: Option<Instant>,
+        /// The fleet has opened it, and decides who probes.
+        is_fleets: bool,
     },
     HalfOpen(Probes),
 }
@@ -161,6 +183,8 @@ enum Phase {
 struct Probes {
     under_way: u32,
     succeeded: u32,
+    /// Until when the fleet leaves the probing to this pod, if it was asked.
+    lease: Option<Instant>,
     /// The upstream asked for patience.
     wait_until: Option<Instant>,
     /// One of them passed the slow mark.
@@ -181,6 +205,7 @@ impl Breaker {
             is_forced: false,
             epoch: 0,
             failures_in_row: 0,
+            evident_in_row: 0,
             reopens: 0,
             window: Window::default(),
             running: BTreeMap::new(),
@@ -189,6 +214,9 @@ impl Breaker {
             is_unsettled: false,
             moved: None,
             jitter,
+            heard: 0,
+            news: None,
+            has_accused: false,
         }
     }
 
@@ -208,16 +236,21 @@ impl Breaker {
     /// [`Open`] when it would not.
     pub fn check(&mut self, cfg: &config::Breaker, now: Instant) -> Result<(), Open> {
         self.settle(cfg, now);
-        let refused_until = match &self.phase {
+        let (retry_at, is_due) = match &self.phase {
             Phase::Closed => return Ok(()),
-            Phase::Open { until: Some(until) } if *until <= now => return Ok(()),
-            Phase::Open { until } => *until,
+            Phase::Open { until: Some(until), is_fleets } if *until <= now => {
+                match *is_fleets && cfg.is_shared {
+                    false => return Ok(()),
+                    true => (None, true),
+                }
+            }
+            Phase::Open { until, .. } => (*until, false),
             Phase::HalfOpen(probes) => match probes.place(cfg, now) {
                 Ok(()) => return Ok(()),
-                Err(retry_at) => retry_at,
+                Err(retry_at) => (retry_at, false),
             },
         };
-        Err(Open { retry_at: refused_until, moved: self.moved.take() })
+        Err(Open { retry_at, is_due, moved: self.moved.take() })
     }
 
     /// Lets an attempt through, as a probe when half-open; the first after the wait makes it so.
@@ -262,7 +295,8 @@ impl Breaker {
                     probes.under_way -= 1;
                     match verdict {
                         Verdict::Success => probes.succeeded += 1,
-                        Verdict::Failure => self.trip(cfg, now),
+                        Verdict::Failure => self.trip(cfg, true, now),
+                        Verdict::Unreached => self.trip(cfg, false, now),
                         Verdict::PushBack { until } => {
                             let until = until.map(|until| until.min(now + cfg.max_open_for));
                             probes.wait_until = probes.wait_until.max(until);
@@ -273,6 +307,7 @@ impl Breaker {
                 Phase::Closed | Phase::Open { .. } => self.count(cfg, verdict, is_timed, now),
             }
             self.settle(cfg, now);
+            self.hand_back(now);
         }
         self.moved.take()
     }
@@ -292,11 +327,12 @@ impl Breaker {
         if let Phase::HalfOpen(probes) = &mut self.phase {
             probes.under_way -= 1;
         }
+        self.hand_back(now);
     }
 
     /// An operator's word: refuse everything until told otherwise. Returns the state if it changed.
     pub fn force_open(&mut self) -> Option<State> {
-        self.set(Phase::Open { until: None }, true)
+        self.set(Phase::Open { until: None, is_fleets: false }, true)
     }
 
     /// An operator's word: let everything pass, whatever fails, until told otherwise. Returns the state
@@ -313,14 +349,18 @@ impl Breaker {
     /// What there is to see at `now`.
     pub fn snapshot(&self, now: Instant) -> Snapshot {
         let counts = self.window.sum_at(now);
-        let (retry_at, probes) = match &self.phase {
-            Phase::Closed => (None, 0),
-            Phase::Open { until } => (*until, 0),
-            Phase::HalfOpen(probes) => (probes.wait_until.filter(|until| *until > now), probes.under_way),
+        let (retry_at, probes, is_fleets) = match &self.phase {
+            Phase::Closed => (None, 0, false),
+            Phase::Open { until, is_fleets } => (*until, 0, *is_fleets),
+            Phase::HalfOpen(probes) => {
+                let retry_at = probes.wait_until.filter(|until| *until > now);
+                (retry_at, probes.under_way, probes.lease.is_some())
+            }
         };
         Snapshot {
             state: self.state(),
             is_forced: self.is_forced,
+            is_fleets,
             failures_in_row: self.failures_in_row,
             requests: counts.judged,
             failure_rate: share(counts.failed, counts.judged),
@@ -341,10 +381,13 @@ impl Breaker {
         match &self.phase {
             Phase::Closed => {
                 if !self.is_forced && self.should_trip(cfg, now) {
-                    self.trip(cfg, now);
+                    self.trip(cfg, self.is_evident(cfg), now);
                 }
             }
-            Phase::HalfOpen(probes) if probes.has_slow && cfg.slow_rate.is_some() => self.trip(cfg, now),
+            Phase::HalfOpen(probes) if probes.has_slow && cfg.slow_rate.is_some() => {
+                self.trip(cfg, false, now);
+            }
+            Phase::HalfOpen(probes) if probes.has_lapsed(now) => self.hand_back(now),
             Phase::HalfOpen(probes) if probes.succeeded >= cfg.half_open_probes.max(1) => self.close(),
             Phase::HalfOpen(_) | Phase::Open { .. } => {}
         }
@@ -374,19 +417,25 @@ impl Breaker {
     }
 
     fn count(&mut self, cfg: &config::Breaker, verdict: Verdict, is_timed: bool, now: Instant) {
-        let failed = match verdict {
+        let (failed, unreached) = match verdict {
             Verdict::Success => {
                 self.failures_in_row = 0;
-                0
+                self.evident_in_row = 0;
+                (0, 0)
             }
             Verdict::Failure => {
                 self.failures_in_row = self.failures_in_row.saturating_add(1);
-                1
+                self.evident_in_row = self.evident_in_row.saturating_add(1);
+                (1, 0)
+            }
+            Verdict::Unreached => {
+                self.failures_in_row = self.failures_in_row.saturating_add(1);
+                (1, 1)
             }
             Verdict::PushBack { .. } | Verdict::Neutral => return,
         };
         self.window.roll(cfg.window, now);
-        self.window.record(Counts { judged: 1, failed, timed: is_timed.into(), slow: 0 }, now);
+        self.window.record(Counts { judged: 1, failed, unreached, timed: is_timed.into(), slow: 0 }, now);
         self.is_unsettled = true;
     }
 
@@ -403,7 +452,16 @@ impl Breaker {
             || reaches(cfg.slow_rate, counts.slow, counts.timed, cfg.min_requests)
     }
 
-    fn trip(&mut self, cfg: &config::Breaker, now: Instant) {
+    /// Whether what opens it would have done so without what may be this pod's own trouble.
+    fn is_evident(&self, cfg: &config::Breaker) -> bool {
+        let counts = self.window.sum();
+        let (failed, judged) = (counts.failed - counts.unreached, counts.judged - counts.unreached);
+        cfg.consecutive_failures.is_some_and(|most| self.evident_in_row >= most)
+            || reaches(cfg.failure_rate, failed, judged, cfg.min_requests)
+    }
+
+    fn trip(&mut self, cfg: &config::Breaker, is_evident: bool, now: Instant) {
+        let is_leased = self.is_leased();
         self.reopens = match self.phase {
             Phase::HalfOpen(_) => self.reopens.saturating_add(1),
             Phase::Closed | Phase::Open { .. } => 0,
@@ -412,12 +470,28 @@ impl Breaker {
         let wait = cfg.open_for.saturating_mul(1 << self.reopens.min(20)).min(cfg.max_open_for);
         // A tenth either way around the bound too: sidecars that have reached it must not meet there.
         let spread = 0.9 + 0.2 * (self.jitter)();
-        self.enter(Phase::Open { until: Some(now + wait.mul_f64(spread)) });
+        let until = now + wait.mul_f64(spread);
+        self.enter(Phase::Open { until: Some(until), is_fleets: is_leased });
+        if is_leased {
+            self.news = Some(News::Reopened { until, reopens: self.reopens });
+        } else if cfg.is_shared && is_evident {
+            self.accuse(until);
+        }
     }
 
     fn close(&mut self) {
+        if self.is_leased() {
+            self.news = Some(News::Closed);
+        } else {
+            self.recant();
+        }
+        self.start_anew();
+    }
+
+    fn start_anew(&mut self) {
         self.enter(Phase::Closed);
         self.failures_in_row = 0;
+        self.evident_in_row = 0;
         self.reopens = 0;
         self.window.clear();
         self.is_unsettled = false;
@@ -425,7 +499,8 @@ impl Breaker {
 
     fn set(&mut self, phase: Phase, is_forced: bool) -> Option<State> {
         let before = self.state();
-        self.close();
+        self.give_up_part();
+        self.start_anew();
         self.enter(phase);
         self.is_forced = is_forced;
         self.moved = None;
@@ -445,6 +520,11 @@ impl Breaker {
 }
 
 impl Probes {
+    /// Whether the fleet's leave has ended while nobody probed.
+    fn has_lapsed(&self, now: Instant) -> bool {
+        self.under_way == 0 && self.lease.is_some_and(|until| until <= now)
+    }
+
     /// Whether there is a place for one more, or when there may be.
     fn place(&self, cfg: &config::Breaker, now: Instant) -> Result<(), Option<Instant>> {
         match self.wait_until {

@@ -335,7 +335,10 @@ fn an_operator_overrules_what_is_measured() {
     let (mut bench, cfg) = (Bench::new(), config());
     assert_eq!(bench.breaker.force_open(), Some(State::Open));
     bench.pass(86_400.0);
-    assert_eq!(bench.breaker.check(&cfg, bench.now), Err(Open { retry_at: None, moved: None }));
+    assert_eq!(
+        bench.breaker.check(&cfg, bench.now),
+        Err(Open { retry_at: None, is_due: false, moved: None })
+    );
     assert_eq!(bench.breaker.force_closed(), Some(State::Closed));
     for _ in 0..10 {
         assert_eq!(bench.call(&cfg, Verdict::Failure), None);
@@ -426,7 +429,8 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         3 => Just(Event::Call(Verdict::Success)),
-        6 => Just(Event::Call(Verdict::Failure)),
+        4 => Just(Event::Call(Verdict::Failure)),
+        2 => Just(Event::Call(Verdict::Unreached)),
         1 => Just(Event::Call(Verdict::Neutral)),
         1 => Just(Event::Call(Verdict::PushBack { until: None })),
         3 => (1u64..100).prop_map(Event::Wait),
@@ -456,11 +460,12 @@ proptest! {
                     bench.call(&cfg, verdict);
                     match (verdict, open_until) {
                         (Verdict::Success, _) => (row, open_until, level) = (0, None, 0),
-                        (Verdict::Failure, None) => row += 1,
-                        (Verdict::Failure, Some(_)) => level += 1,
+                        (Verdict::Failure | Verdict::Unreached, None) => row += 1,
+                        (Verdict::Failure | Verdict::Unreached, Some(_)) => level += 1,
                         (Verdict::Neutral | Verdict::PushBack { .. }, _) => {}
                     }
-                    if verdict == Verdict::Failure && (row >= 3 || open_until.is_some()) {
+                    let has_failed = matches!(verdict, Verdict::Failure | Verdict::Unreached);
+                    if has_failed && (row >= 3 || open_until.is_some()) {
                         open_until = Some(clock + (30 << level).min(300));
                         row = 0;
                     }

@@ -18,6 +18,8 @@ pub(super) struct Counts {
     pub(super) judged: u32,
     /// Of these, the failures.
     pub(super) failed: u32,
+    /// Of these, the ones in which there was no way to the upstream.
+    pub(super) unreached: u32,
     /// Calls whose speed is known.
     pub(super) timed: u32,
     /// Of these, the slow ones.
@@ -28,6 +30,7 @@ impl Counts {
     fn add(&mut self, other: Self) {
         self.judged += other.judged;
         self.failed += other.failed;
+        self.unreached += other.unreached;
         self.timed += other.timed;
         self.slow += other.slow;
     }
@@ -35,6 +38,7 @@ impl Counts {
     fn take_away(&mut self, other: Self) {
         self.judged -= other.judged;
         self.failed -= other.failed;
+        self.unreached -= other.unreached;
         self.timed -= other.timed;
         self.slow -= other.slow;
     }
@@ -152,7 +156,7 @@ mod tests {
     use super::*;
 
     const TEN_SECONDS: Duration = Duration::from_secs(10);
-    const FAILURE: Counts = Counts { judged: 1, failed: 1, timed: 0, slow: 0 };
+    const FAILURE: Counts = Counts { judged: 1, failed: 1, unreached: 0, timed: 0, slow: 0 };
 
     #[test]
     fn counts_leave_the_window_bucket_by_bucket() {

@@ -79,6 +79,20 @@ impl Bucket {
         true
     }
 
+    /// Adds tokens from elsewhere; what is beyond the burst is lost.
+    pub(super) fn add(&mut self, tokens: u32, now: Instant) {
+        self.advance(now);
+        self.saved = (self.saved + self.pace.cost(tokens.into())).min(self.pace.most());
+    }
+
+    /// Drops what is at hand. A bucket without a pace yet will not start full.
+    pub(super) fn empty(&mut self) {
+        self.saved = 0;
+        if self.pace.interval == 0 {
+            self.pace = Pace { interval: 1, burst: 1 };
+        }
+    }
+
     /// Takes a token, if one is at hand.
     pub(super) fn take(&mut self, now: Instant) -> bool {
         self.advance(now);

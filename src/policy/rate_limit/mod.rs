@@ -24,19 +24,24 @@
 mod bucket;
 mod line;
 mod pauses;
+mod shared;
 
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use self::bucket::{Bucket, Pace};
+use self::bucket::Bucket;
 use self::line::{Line, Waiter};
 use self::pauses::{Group, Pauses};
+use self::shared::Share;
 use crate::config::RateLimit;
+use crate::fleet::Member;
 use crate::policy::identity::Credential;
 
 /// Calls that wait, in line and for pauses together. At a thousand calls a second it is a wait of a
@@ -83,9 +88,18 @@ pub struct View {
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     state: Mutex<State>,
+    /// Its part in the fleet.
+    member: Option<Member>,
+    /// Somebody asks for a share.
+    is_asking: AtomicBool,
 }
 
 impl RateLimiter {
+    /// One whose rate other pods may have a part in.
+    pub fn of(member: Member) -> Arc<Self> {
+        Arc::new(Self { member: Some(member), ..Self::default() })
+    }
+
     /// A token, if one is free now, nobody waits for it and `who` is not paused; for a hedge, which
     /// never waits.
     pub fn try_acquire(&self, cfg: &RateLimit, who: Option<Credential>, now: Instant) -> bool {
@@ -100,10 +114,14 @@ impl RateLimiter {
         now: Instant,
     ) -> bool {
         let mut state = self.serve(cfg, now);
-        match state.pauses.are_over(now) {
+        let is_taken = match state.pauses.are_over(now) {
             true => state.take_unpaused(now),
             false => state.take_free(&who(), now),
+        };
+        if is_taken && cfg.is_shared {
+            state.share.count(now);
         }
+        is_taken
     }
 
     /// Whether who asks is paused; found out only if anybody is.
@@ -130,6 +148,9 @@ impl RateLimiter {
     ) -> Result<(), TooLate> {
         if self.try_acquire(cfg, who, now) {
             return Ok(());
+        }
+        if cfg.is_shared {
+            self.state.lock().share.count(now);
         }
         let waiter = Waiter::new(who, deadline.unwrap_or(now + LONGEST_WAIT));
         let place = Place { limiter: self, waiter };
@@ -177,7 +198,8 @@ impl RateLimiter {
     /// Takes up the settings. When they are new, the first in line may be in time sooner, or no more.
     fn serve(&self, cfg: &RateLimit, now: Instant) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
-        if state.bucket.set_pace(Pace::of(cfg), now) {
+        let pace = state.pace(cfg, self.member.as_ref(), now);
+        if state.bucket.set_pace(pace, now) {
             state.line.wake_first();
         }
         state
@@ -217,6 +239,9 @@ struct State {
     pauses: Pauses,
     /// In line and in pauses.
     waiting: usize,
+    share: Share,
+    /// The settings of a rate that others have a part in, as last seen: those who wait bring no newer ones.
+    whole: Option<RateLimit>,
 }
 
 impl State {
@@ -254,7 +279,7 @@ impl State {
             self.leave(waiter);
             return Step::Taken;
         }
-        let at = self.bucket.time_of(1, opens, now);
+        let at = self.time_of(1, opens, now);
         self.wait_or_leave(waiter, at)
     }
 
@@ -304,11 +329,11 @@ impl State {
         let opens = self.opens(now);
         let in_line = self.line.len() as u64;
         let Some(pause) = self.pauses.find(group) else {
-            return self.bucket.time_of(in_line + 1, opens, now);
+            return self.time_of(in_line + 1, opens, now);
         };
-        let held = pause.held.len() as u64;
-        let after_line = self.bucket.time_of(in_line + held + 1, opens, now);
-        after_line.max(self.bucket.time_of(held + 1, pause.until, now))
+        let (held, until) = (pause.held.len() as u64, pause.until);
+        let after_line = self.time_of(in_line + held + 1, opens, now);
+        after_line.max(self.time_of(held + 1, until, now))
     }
 
     /// The end of everyone's pause; `now` without one.

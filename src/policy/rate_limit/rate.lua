@@ -1,0 +1,95 @@
+-- The rate that pods keep together, one hash for each upstream or named route of it. Pods lease shares of the rate; what
+-- is not leased fills a bucket here, by this server's clock, from which tokens are given singly.
+--
+-- Fields: tokens (in the bucket), ts (up to when it is filled, ms), sum (of all shares), need (tokens a second that
+-- all pods asked for), and for each pod with a share p:POD = "share need until", until in ms. What is missing or
+-- unreadable reads as 0, the tokens as a full bucket.
+--
+-- ARGV: pod, rate (tokens a second), burst, need (tokens a second), tokens wanted at once, tokens given back, 1 if the
+-- pod's own bucket is empty, for how long the lease is (ms). A need of 0 gives the lease back.
+-- Answers {share, tokens, 1 if there is not enough for all, share once all have asked anew, ms until a token
+-- is here}, shares as texts.
+local key, pod = KEYS[1], ARGV[1]
+local rate, burst, need, want = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local left, is_new, term = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+
+-- What may be leased; the rest is there for pods that have just begun.
+local MOST = 0.98
+-- A pod leases at most so many times what it needs, so that calls need not come evenly.
+local ROOM = 3
+-- Up to so many leases are added up anew each time; of more, sums are kept, and a few are looked at each time.
+local FEW = 64
+
+local function number(text)
+  return tonumber(text or '') or 0
+end
+
+local function read(entry)
+  local share, need, till = string.match(entry or '', '^(%S+) (%S+) (%S+)$')
+  return number(share), number(need), number(till)
+end
+
+local found = redis.call('HMGET', key, 'tokens', 'ts', 'sum', 'need', 'p:' .. pod)
+local tokens, ts = tonumber(found[1] or ''), number(found[2])
+local sum, all_need = number(found[3]), number(found[4])
+local old_share, old_need = read(found[5])
+
+-- The bucket fills at the rate that was not leased until now.
+local free = math.max(0, 1 - sum)
+tokens = math.min(burst * free, (tokens or burst) + math.max(0, now - ts) / 1000 * rate * free)
+tokens = math.min(burst, tokens + left)
+
+-- Leases that have ended count no more, nor does this pod's own.
+local function forget(field, share, its_need)
+  redis.call('HDEL', key, field)
+  sum, all_need = sum - share, all_need - its_need
+end
+if found[5] then
+  forget('p:' .. pod, old_share, old_need)
+end
+if redis.call('HLEN', key) <= FEW + 4 then
+  sum, all_need = 0, 0
+  local all = redis.call('HGETALL', key)
+  for at = 1, #all, 2 do
+    if string.sub(all[at], 1, 2) == 'p:' then
+      local share, its_need, till = read(all[at + 1])
+      if till > now then
+        sum, all_need = sum + share, all_need + its_need
+      else
+        redis.call('HDEL', key, all[at])
+      end
+    end
+  end
+else
+  local some = redis.call('HRANDFIELD', key, 4, 'WITHVALUES')
+  for at = 1, #some, 2 do
+    if string.sub(some[at], 1, 2) == 'p:' then
+      local share, its_need, till = read(some[at + 1])
+      if till <= now then forget(some[at], share, its_need) end
+    end
+  end
+end
+sum, all_need = math.max(0, sum), math.max(0, all_need)
+
+-- The pod's part by its need. One with hardly a call leases nothing and takes single tokens.
+local share, fair = 0, 0
+if need * term / 1000 >= 2 then
+  all_need = all_need + need
+  fair = math.min(MOST * need / all_need, ROOM * need / rate)
+  share = math.max(0, math.min(fair, MOST - sum))
+  sum = sum + share
+  redis.call('HSET', key, 'p:' .. pod, string.format('%.9g %.9g %.0f', share, need, now + term))
+end
+
+local given = want
+if is_new then given = given + math.floor(burst * share) end
+given = math.min(given, math.floor(tokens))
+tokens = tokens - given
+redis.call('HSET', key, 'tokens', tokens, 'ts', string.format('%.3f', now), 'sum', sum, 'need', all_need)
+redis.call('PEXPIRE', key, math.ceil(math.max(60000, 2 * term, burst / rate * 1000)))
+
+local wait = math.max(0, 1 - tokens) / (rate * math.max(1 - sum, 0.001)) * 1000
+local is_scarce = all_need > 0.9 * rate
+return { string.format('%.9g', share), given, is_scarce and 1 or 0, string.format('%.9g', fair), math.ceil(math.min(wait, 60000)) }
