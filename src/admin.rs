@@ -124,6 +124,7 @@ fn as_json(value: &Value) -> Response<Full<Bytes>> {
 
 fn metrics(view: &View) -> Response<Full<Bytes>> {
     let metrics = view.proxy.metrics();
+    metrics.set_shared_state(view.proxy.registry().fleet().link().map(|link| link.is_up()));
     for policy in view.proxy.snapshot().policies() {
         metrics.upstream(&policy.name);
     }
@@ -186,8 +187,22 @@ fn status(view: &View) -> Value {
         "connections": connections(view),
         "replay_bytes": view.proxy.replay().held(),
         "caches": caches(view),
+        "shared_state": shared_state(view),
         "intercept_stepped_down": view.proxy.interceptor().map(Interceptor::stepped_down),
         "upstreams": upstreams,
+    })
+}
+
+/// What pods share, and whether it can be reached; `null` where they share nothing.
+fn shared_state(view: &View) -> Value {
+    let Some(link) = view.proxy.registry().fleet().link() else { return Value::Null };
+    let status = link.status();
+    json!({
+        "up": status.is_up,
+        "slow": status.is_slow,
+        "since": format_rfc3339_millis(status.since),
+        "error": status.error,
+        "pods": status.pods,
     })
 }
 
@@ -257,6 +272,7 @@ fn guards_status(guards: &Guards, stages: &Stages, rate: Option<&RateLimit>, now
         "breaker": {
             "state": breaker.state.word(),
             "forced": breaker.is_forced,
+            "by_fleet": breaker.is_fleets,
             "failures_in_row": breaker.failures_in_row,
             "requests": breaker.requests,
             "failure_rate": breaker.failure_rate.map(|rate| rate.to_string()),
@@ -267,6 +283,7 @@ fn guards_status(guards: &Guards, stages: &Stages, rate: Option<&RateLimit>, now
     });
     if let Some(rate) = rate {
         status["rate_limit"] = rate_status(&guards.rate().view(rate, now), now);
+        status["rate_limit"]["share"] = guards.rate().share().into();
     }
     if let Some(hedge) = &stages.hedge {
         status["hedge"] = hedge_status(&guards.hedge().report(hedge, stages.extra_load.ratio, now), now);

@@ -45,6 +45,7 @@ const FANOUT_CALLS: &str = "hedgerow_fanout_calls_total";
 const FANOUT_DURATION: &str = "hedgerow_fanout_duration_seconds";
 const INTERCEPT_DECLINED: &str = "hedgerow_intercept_declined_total";
 const CONFIG_RELOADS: &str = "hedgerow_config_reloads_total";
+const SHARED_STATE_UP: &str = "hedgerow_shared_state_up";
 const CONFIG_INFO: &str = "hedgerow_config_info";
 const CONNECTIONS_OPEN: &str = "hedgerow_connections_open";
 const ACCESS_LOG_DROPPED: &str = "hedgerow_access_log_dropped_total";
@@ -390,6 +391,7 @@ pub struct Metrics {
     connections: Vec<(Gauge, Arc<AtomicUsize>)>,
     access_log_dropped: Counter,
     config_hash: Mutex<String>,
+    shared_state: Mutex<Option<bool>>,
 }
 
 impl Metrics {
@@ -420,6 +422,7 @@ impl Metrics {
             connections,
             access_log_dropped: registry.counter(ACCESS_LOG_DROPPED, &[]),
             config_hash: Mutex::default(),
+            shared_state: Mutex::default(),
             registry,
         }
     }
@@ -462,6 +465,12 @@ impl Metrics {
         hash.clone_into(&mut self.config_hash.lock());
     }
 
+    /// Whether what pods share can be reached; `None` where they share nothing, which has no series then, so that
+    /// no alert takes it for trouble.
+    pub fn set_shared_state(&self, is_up: Option<bool>) {
+        *self.shared_state.lock() = is_up;
+    }
+
     /// Counts a client connection as open for as long as the guard lives.
     pub fn connection(&self, listener: Listener) -> OpenConnection {
         let open = &self.connections[listener as usize].1;
@@ -495,6 +504,15 @@ impl Metrics {
             let _ = write!(
                 text,
                 "# HELP {CONFIG_INFO} {help}\n# TYPE {CONFIG_INFO} gauge\n{CONFIG_INFO}{{hash=\"{printable}\"}} 1\n"
+            );
+        }
+        drop(hash);
+        if let Some(is_up) = *self.shared_state.lock() {
+            let help = "Whether what pods share can be reached.";
+            let value = u8::from(is_up);
+            let _ = write!(
+                text,
+                "# HELP {SHARED_STATE_UP} {help}\n# TYPE {SHARED_STATE_UP} gauge\n{SHARED_STATE_UP} {value}\n"
             );
         }
         text
@@ -770,6 +788,7 @@ mod tests {
         quotes.bulkhead_rejected();
         quotes.intercept_declined();
         quotes.deadline_exceeded(Stage::Queue);
+        metrics.set_shared_state(Some(true));
         quotes.set_breakers([2, 1, 0]);
         quotes.set_bulkhead(7, 3);
         drop(metrics.connection(Listener::Admin));
@@ -786,7 +805,7 @@ mod tests {
             .chain(&GAUGES)
             .chain(&HISTOGRAMS)
             .map(|(name, _)| *name)
-            .chain([CONFIG_INFO])
+            .chain([CONFIG_INFO, SHARED_STATE_UP])
             .collect();
         for prefix in ["# TYPE ", "# HELP "] {
             let text = metrics.render();
