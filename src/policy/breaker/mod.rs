@@ -33,6 +33,8 @@
 mod cell;
 pub mod shared;
 #[cfg(test)]
+mod shared_tests;
+#[cfg(test)]
 mod tests;
 mod window;
 

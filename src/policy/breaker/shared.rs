@@ -139,7 +139,7 @@ impl Breaker {
     }
 
     /// The fleet leaves the probing to this pod until `lease`.
-    fn take_lease(&mut self, lease: Instant, succeeded: u32, since: u64) {
+    pub(super) fn take_lease(&mut self, lease: Instant, succeeded: u32, since: u64) {
         self.heard = self.heard.max(since);
         if matches!(self.phase, Phase::Open { is_fleets: true, .. }) && !self.is_forced {
             let lease = Some(lease);
@@ -148,7 +148,7 @@ impl Breaker {
     }
 
     /// There is no fleet to ask: the pod decides for itself when its wait is over.
-    fn stand_alone(&mut self) {
+    pub(super) fn stand_alone(&mut self) {
         if let Phase::Open { is_fleets, .. } = &mut self.phase {
             *is_fleets = false;
         }
