@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::config::RateLimit;
 use crate::fleet::{Fault, Fleet, Id, Link};
 use crate::pipeline::Proxy;
 use crate::policy::breaker::BreakerCell;
-use crate::policy::breaker::shared::Word;
+use crate::policy::breaker::shared::{News, Word};
 use crate::policy::rate_limit::RateLimiter;
 use crate::upstream::registry::Upstream;
 
@@ -33,9 +34,21 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// A breaker that pods share, with its upstream.
 type SharedBreaker = (Arc<Upstream>, Arc<BreakerCell>);
 
-/// Does the work until the future is dropped.
+/// Does the work until the future is dropped, while the policy has something shared.
 pub async fn run(proxy: Arc<Proxy>) {
-    tokio::join!(listen(&proxy), pass_on(&proxy), lease(&proxy), look_again(&proxy));
+    let fleet = proxy.registry().fleet();
+    let Some(mut ears) = fleet.ears() else { return };
+    loop {
+        fleet.follow(proxy.snapshot().shared_state.as_ref());
+        if fleet.link().is_none() {
+            fleet.rung().await;
+            continue;
+        }
+        tokio::select! {
+            () = pass_on(&proxy) => {}
+            () = async { tokio::join!(listen(&proxy, &mut ears), lease(&proxy), look_again(&proxy)); } => {}
+        }
+    }
 }
 
 /// Gives back what others can use. Takes a fifth of a second at most.
@@ -56,9 +69,8 @@ pub async fn leave(proxy: &Proxy) {
 }
 
 /// Takes in the words of others.
-async fn listen(proxy: &Proxy) {
+async fn listen(proxy: &Proxy, ears: &mut mpsc::Receiver<String>) {
     let fleet = proxy.registry().fleet();
-    let Some(mut ears) = fleet.ears() else { return };
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -88,32 +100,39 @@ fn hear(upstream: &Upstream, breaker: &BreakerCell, word: Word) {
 }
 
 /// Passes on what breakers have to tell, and when words may have been lost, asks how things are. Follows the policy
-/// to another server, too.
+/// to another server, and ends when there is none any more.
 async fn pass_on(proxy: &Proxy) {
     let fleet = proxy.registry().fleet();
     let mut turn = 0;
     loop {
         fleet.rung().await;
         fleet.follow(proxy.snapshot().shared_state.as_ref());
+        if fleet.link().is_none() {
+            return;
+        }
         let Some(link) = fleet.up() else { continue };
         let news = fleet.answer().into_iter().flat_map(|id| breakers_of(proxy, &id));
-        tell(&link, news.collect()).await;
+        tell(&link, fleet.pod(), news.collect()).await;
         let now_turn = fleet.turn(Instant::now());
         if turn != now_turn {
             turn = now_turn;
             let all = shared_breakers(proxy, Duration::MAX);
             read(&link, &all).await;
             all.iter().for_each(|(_, breaker)| breaker.accuse_again());
-            tell(&link, all).await;
+            tell(&link, fleet.pod(), all).await;
         }
     }
 }
 
-async fn tell(link: &Link, breakers: Vec<SharedBreaker>) {
-    let quorum = link.settings().quorum.min(link.pods());
+async fn tell(link: &Link, pod: &str, breakers: Vec<SharedBreaker>) {
     stream::iter(breakers)
         .for_each_concurrent(AT_ONCE, |(upstream, breaker)| async move {
             let Some(news) = breaker.take_news() else { return };
+            let mut quorum = link.settings().quorum;
+            // One of many that have just started must not take itself for all of them.
+            if matches!(news, News::Tripped { .. }) && link.pods() < quorum {
+                quorum = link.count(pod).await.map_or(quorum, |pods| quorum.min(pods));
+            }
             match breaker.tell(link, news, quorum).await {
                 Ok(word) => hear(&upstream, &breaker, word),
                 Err(fault) => not_told(&upstream, &fault),

@@ -34,6 +34,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// A few pods say that they live at the one, many thousands at the other.
 const QUICKEST_RHYTHM: Duration = Duration::from_secs(5);
 const SLOWEST_RHYTHM: Duration = Duration::from_secs(30);
+/// A connection that has lasted so long is no sign of trouble when it ends.
+const STEADY: Duration = Duration::from_secs(10);
 /// How often a slow server is looked at.
 const SLOW_RHYTHM: Duration = Duration::from_secs(1);
 
@@ -143,6 +145,15 @@ impl Link {
         Status { is_up: self.is_up(), is_slow, since, error, pods: self.pods() }
     }
 
+    /// Counts the pods anew, and says that this one lives.
+    ///
+    /// # Errors
+    /// Why it could not.
+    pub async fn count(&self, pod: &str) -> Result<u32, Fault> {
+        self.inner.beat(pod).await?;
+        Ok(self.pods())
+    }
+
     /// Says that the pod is gone.
     pub async fn leave(&self, pod: &str) {
         let mut cmd = redis::cmd("ZREM");
@@ -240,7 +251,7 @@ fn is_of_server(error: &RedisError) -> bool {
         ErrorKind::Server(ServerErrorKind::ResponseError) | ErrorKind::Extension => {
             let code = error.code().unwrap_or_default();
             let detail = error.detail().unwrap_or_default();
-            CODES.iter().any(|known| *known == code || detail.starts_with(known))
+            CODES.iter().any(|known| *known == code || detail.contains(known))
         }
         ErrorKind::Server(kind) => !matches!(kind, ServerErrorKind::NoScript | ServerErrorKind::CrossSlot),
         ErrorKind::UnexpectedReturnType => false,
@@ -390,7 +401,6 @@ async fn keep(inner: Arc<Inner>, fleet: Weak<Fleet>) {
         let began = Instant::now();
         match open(&inner, &fleet, &pod).await {
             Ok(()) => {
-                wait = FIRST_WAIT;
                 inner.rises();
                 if let Some(fleet) = fleet.upgrade() {
                     fleet.begin_turn();
@@ -400,7 +410,7 @@ async fn keep(inner: Arc<Inner>, fleet: Weak<Fleet>) {
             }
             Err(reason) => inner.falls(reason),
         }
-        if began.elapsed() > Duration::from_secs(10) {
+        if began.elapsed() > STEADY {
             wait = FIRST_WAIT;
         }
         // All pods lose it in the same instant and must not come back in one.

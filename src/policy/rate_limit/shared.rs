@@ -41,6 +41,8 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("rat
 #[derive(Debug, Default)]
 pub(super) struct Share {
     standing: Standing,
+    /// It has had a share, or was left alone, since the process started.
+    has_begun: bool,
     /// Calls that asked for a token since `since`.
     asked: u64,
     since: Option<Instant>,
@@ -147,13 +149,21 @@ impl State {
         };
         match self.share.settle(member, now) {
             Standing::Unknown => {
-                self.bucket.empty();
+                if !self.share.has_begun {
+                    self.bucket.empty();
+                }
                 part(0.0, 1)
             }
             Standing::Leased(lease) => part(lease.share, lease.burst),
             Standing::Alone(_) => {
                 let pods = member.map_or(1, |member| member.fleet.pods()).max(1);
-                part(1.0 / f64::from(pods), (cfg.burst / pods).max(1))
+                let burst = (cfg.burst / pods).max(1);
+                let pace = part(1.0 / f64::from(pods), burst);
+                if !std::mem::replace(&mut self.share.has_begun, true) {
+                    self.bucket.set_pace(pace, now);
+                    self.bucket.add(burst, now);
+                }
+                pace
             }
         }
     }
@@ -212,7 +222,8 @@ impl RateLimiter {
         let (recent, told) = (state.share.recent(now), state.share.need);
         match state.share.standing {
             Standing::Unknown => waits,
-            Standing::Alone(_) => state.share.asked > 0,
+            // A server that is too slow for requests is asked beside them.
+            Standing::Alone(_) => state.share.asked > 0 && self.is_slow(),
             Standing::Leased(lease) if lease.renew_at <= now => lease.share > 0.0 || waits,
             Standing::Leased(lease) => {
                 let asked = state.share.since.is_some_and(|since| now < since + SOONEST);
@@ -220,6 +231,11 @@ impl RateLimiter {
                 !asked && is_grown
             }
         }
+    }
+
+    fn is_slow(&self) -> bool {
+        let link = self.member.as_ref().and_then(|member| member.fleet.up());
+        link.is_some_and(|link| !link.may_be_asked())
     }
 
     /// Asks for a share anew; no request waits for it.
@@ -282,6 +298,7 @@ impl RateLimiter {
             Ok(reply) => {
                 let lease = question.lease(&reply);
                 state.share.standing = Standing::Leased(lease);
+                state.share.has_begun = true;
                 let pace = state.pace(cfg, self.member.as_ref(), now);
                 state.bucket.set_pace(pace, now);
                 state.bucket.add(reply.number(1) as u32, now);
