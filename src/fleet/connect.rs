@@ -55,7 +55,7 @@ pub(super) async fn connect(
     // Who calls has a bound of his own; this one frees the place of what will never be answered.
     let within = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(timeout))
-        .set_response_timeout(Some(timeout))
+        .set_response_timeout(Some(2 * timeout))
         .set_concurrency_limit(MOST_AT_ONCE);
     match &redis.kind {
         RedisKind::Single => {
@@ -122,7 +122,7 @@ fn cluster(redis: &Redis, timeout: Duration) -> RedisResult<ClusterClientBuilder
     let mut builder = ClusterClientBuilder::new(nodes)
         .use_protocol(ProtocolVersion::RESP3)
         .connection_timeout(timeout)
-        .response_timeout(timeout)
+        .response_timeout(2 * timeout)
         // A moved slot is worth another try; who asks has no time for many.
         .retries(2)
         .min_retry_wait(10)

@@ -32,7 +32,7 @@ const STRIKES: u32 = 3;
 /// The first wait before another try to connect; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// A few pods say that they live at the one, many thousands at the other.
-const QUICKEST_RHYTHM: Duration = Duration::from_secs(5);
+const QUICKEST_RHYTHM: Duration = Duration::from_secs(10);
 const SLOWEST_RHYTHM: Duration = Duration::from_secs(30);
 /// A connection that has lasted so long is no sign of trouble when it ends.
 const STEADY: Duration = Duration::from_secs(10);

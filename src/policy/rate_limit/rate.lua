@@ -7,8 +7,8 @@
 --
 -- ARGV: pod, rate (tokens a second), burst, need (tokens a second), tokens wanted at once, tokens given back, 1 if the
 -- pod's own bucket is empty, for how long the lease is (ms). A need of 0 gives the lease back.
--- Answers {share, tokens, 1 if there is not enough for all, share once all have asked anew, ms until a token
--- is here}, shares as texts.
+-- Answers {share, tokens, 1 if there is not enough for all, the share to be had by asking again: once the others have
+-- asked anew, or for a greater need, ms until a token is here}, shares as texts.
 local key, pod = KEYS[1], ARGV[1]
 local rate, burst, need, want = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local left, is_new, term = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
@@ -92,4 +92,6 @@ redis.call('PEXPIRE', key, math.ceil(math.max(60000, 2 * term, burst / rate * 10
 
 local wait = math.max(0, 1 - tokens) / (rate * math.max(1 - sum, 0.001)) * 1000
 local is_scarce = all_need > 0.9 * rate
-return { string.format('%.9g', share), given, is_scarce and 1 or 0, string.format('%.9g', fair), math.ceil(math.min(wait, 60000)) }
+local prospect = math.max(fair, share + math.max(0, MOST - sum))
+return { string.format('%.9g', share), given, is_scarce and 1 or 0, string.format('%.9g', prospect),
+  math.ceil(math.min(wait, 60000)) }

@@ -27,12 +27,14 @@ use crate::fleet::{Fault, Link, Member, Reply, Script};
 use crate::units::Rate;
 
 /// How often a pod asks for its share anew, where there is enough for all.
-const CALM: Duration = Duration::from_secs(5);
+const CALM: Duration = Duration::from_secs(10);
 /// The same where there is not, so that who needs more waits no longer for those who need less.
 const SCARCE: Duration = Duration::from_secs(1);
 /// The least time between two questions, and the longest that a single token is waited for without one.
 const SOONEST: Duration = Duration::from_millis(250);
-/// The least time over which a need is measured.
+/// The calls of so long a time may come together, whatever the share.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// The least time over which a need is measured, in seconds.
 const SPAN: f64 = 0.5;
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("rate.lua")));
@@ -67,7 +69,7 @@ enum Standing {
 pub(super) struct Lease {
     /// Of the whole rate, 0 to 1. With 0 only the tokens at hand are its own.
     share: f64,
-    /// What it will be once the others have asked anew.
+    /// What it can be at the next question: once the others have asked anew, or because there is more for who needs it.
     prospect: f64,
     /// Tokens that may be saved up.
     burst: u32,
@@ -75,6 +77,13 @@ pub(super) struct Lease {
     until: Instant,
     /// The whole rate does not suffice for what all pods need.
     is_scarce: bool,
+}
+
+impl Lease {
+    /// When there may be more than this, at the soonest.
+    fn next_chance(&self, now: Instant) -> Instant {
+        if self.is_scarce { self.renew_at.max(now) } else { now + SOONEST }
+    }
 }
 
 impl Share {
@@ -112,7 +121,7 @@ impl Share {
         let hoped = match self.standing {
             Standing::Leased(lease) if lease.prospect > lease.share => {
                 let seconds = count as f64 / (cfg.rate.in_a_second() * lease.prospect);
-                lease.renew_at.max(now) + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 4)
+                lease.next_chance(now) + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 4)
             }
             Standing::Unknown => now + SOONEST,
             _ => return own,
@@ -226,9 +235,9 @@ impl RateLimiter {
             Standing::Alone(_) => state.share.asked > 0 && self.is_slow(),
             Standing::Leased(lease) if lease.renew_at <= now => lease.share > 0.0 || waits,
             Standing::Leased(lease) => {
-                let asked = state.share.since.is_some_and(|since| now < since + SOONEST);
+                let has_just_asked = state.share.since.is_some_and(|since| now < since + SOONEST);
                 let is_grown = recent > 1.5 * told + 2.0 && recent > lease.share * cfg.rate.in_a_second();
-                !asked && is_grown
+                !has_just_asked && is_grown
             }
         }
     }
@@ -369,6 +378,8 @@ impl Question {
         let granted = reply.number(1) as u32;
         let is_scarce = reply.number(2) > 0.0;
         let own_part = (f64::from(self.cfg.burst) * share) as u32;
+        // Calls do not come evenly; the part of a small share is less than two that come together.
+        let at_once = 1 + (self.need * AT_ONCE.as_secs_f64()).ceil() as u32;
         // With single tokens only, the next question is due as soon as there can be one.
         let wait = match share > 0.0 {
             true => self.rhythm(is_scarce).mul_f64(0.9 + 0.2 * fastrand::f64()),
@@ -377,7 +388,7 @@ impl Question {
         Lease {
             share,
             prospect: reply.number(3).clamp(0.0, 1.0),
-            burst: own_part.max(granted).max(1),
+            burst: own_part.max(at_once).max(granted).min(self.cfg.burst),
             renew_at: self.asked_at + wait,
             until: self.asked_at + self.term(),
             is_scarce,
