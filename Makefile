@@ -18,9 +18,10 @@ CLIENTS := tests/clients/rust/Cargo.toml
 SHARED := $(or $(CARGO_TARGET_DIR),target)
 
 # A command that the build or a test calls, and the Debian package that brings it. ring and mimalloc compile C.
-# Java and Go are not among them: where they are, their clients are tested too.
+# Java and Go are not among them: where they are, their clients are tested too. Redis is run by the tests, on ports of
+# their own; where installing it starts one on 6379, that one is nobody's business.
 TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node:nodejs npm:npm \
-  taskset:util-linux unshare:util-linux ip:iproute2 nft:nftables
+  taskset:util-linux unshare:util-linux ip:iproute2 nft:nftables redis-server:redis-server
 
 # Suites that drive the proxy with other languages' clients declare what they need beside themselves.
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)

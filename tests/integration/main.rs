@@ -26,6 +26,7 @@ mod metrics;
 mod reload;
 mod start;
 mod support_itself;
+mod support_redis;
 
 mod breaker;
 mod bulk;

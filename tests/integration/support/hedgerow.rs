@@ -135,7 +135,7 @@ impl Ports {
 }
 
 /// Polls something that lives in another process and can only be asked.
-async fn again_until<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+pub(super) async fn again_until<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     loop {
         if let Some(answer) = ask().await {
             return answer;
