@@ -46,6 +46,7 @@ mod fallback_backups;
 mod fanout;
 mod fanout_events;
 mod fanout_input;
+mod fleet;
 mod forward;
 mod framing;
 mod grpc;
