@@ -11,7 +11,7 @@ use super::secret::MASK;
 use super::{
     AccessLog, Breaker, Cache, Coalesce, Config, Covers, Deadline, Degraded, DirectRule, Egress, EgressRule,
     Endpoint, FallbackStep, Hedge, HedgeAfter, HostPattern, Limits, Origin, OwnState, RateLimit, Retry,
-    Rewrite, Route, Stages, StatusSet, Tls, UpstreamPolicy, UpstreamTls,
+    Rewrite, Route, SharedState, Stages, StatusSet, Tls, UpstreamPolicy, UpstreamTls,
 };
 use crate::units::{ByteSize, Span};
 
@@ -37,6 +37,7 @@ impl Config {
             "egress": egress(&self.egress),
             "tls": tls(&self.tls),
             "drain": { "quiet": text(Span(self.drain.quiet)), "max": text(Span(self.drain.max)) },
+            "shared_state": or_off(self.shared_state.as_ref().map(shared_state)),
             "telemetry": { "access_log": match self.telemetry.access_log {
                 AccessLog::Json => "json",
                 AccessLog::Text => "text",
@@ -86,6 +87,16 @@ fn tls(tls: &Tls) -> Value {
         ("ca_key", tls.own_ca.as_ref().map(|_| json!(MASK))),
         ("ca_file", tls.ca_pem.as_ref().map(|_| json!(CERTIFICATES))),
     ])
+}
+
+/// The servers are shown, and that there are a user and a password.
+fn shared_state(shared: &SharedState) -> Value {
+    json!({
+        "redis": shared.redis.url(|_| MASK.into()),
+        "timeout": text(Span(shared.timeout)),
+        "quorum": shared.quorum,
+        "prefix": &*shared.prefix,
+    })
 }
 
 fn defaults(policy: &UpstreamPolicy) -> Value {

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::redis_url::encoded;
 use super::secret::{SecretBytes, is_file_name};
 
 /// Largest file that a policy may name: the public roots of a system are a quarter of it.
@@ -95,16 +96,16 @@ impl Sources {
 
     /// `text` with `${env:NAME}` and `${file:PATH}` replaced. The error never shows a value.
     pub(super) fn substitute(&self, text: &str) -> Result<String, String> {
-        let mut result = String::with_capacity(text.len());
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once("${") {
-            result.push_str(before);
-            let (what, after) = after.split_once('}').ok_or("`${` lacks its `}`")?;
-            result.push_str(&self.substitution(what)?);
-            rest = after;
+        replaced(text, |what| self.substitution(what))
+    }
+
+    /// The same in a URL. A substitution that is all of it is the URL itself; any other is one part, whatever
+    /// characters it has, and so percent-encoded.
+    pub(super) fn substitute_in_url(&self, text: &str) -> Result<String, String> {
+        match is_one_substitution(text) {
+            true => self.substitute(text),
+            false => replaced(text, |what| Ok(encoded(&self.substitution(what)?).into_owned())),
         }
-        result.push_str(rest);
-        Ok(result)
     }
 
     fn substitution(&self, what: &str) -> Result<String, String> {
@@ -139,6 +140,30 @@ impl Sources {
         }
         format!("{:016x}", hash.0)
     }
+}
+
+/// `text` with each `${…}` replaced by what `with` makes of its inner part.
+fn replaced(text: &str, with: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
+    let mut result = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        result.push_str(before);
+        let (what, after) = after.split_once('}').ok_or("`${` lacks its `}`")?;
+        result.push_str(&with(what)?);
+        rest = after;
+    }
+    result.push_str(rest);
+    Ok(result)
+}
+
+/// Whether a text is a single `${…}` with nothing beside it.
+pub(super) fn is_one_substitution(text: &str) -> bool {
+    text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')).is_some_and(|what| !what.contains('}'))
+}
+
+/// What of a text is written in clear: all but its substitutions.
+pub(super) fn in_clear(text: &str) -> String {
+    replaced(text, |_| Ok(String::new())).unwrap_or_default()
 }
 
 /// Whether a name is one that variables have; anything else may be the secret itself.

@@ -138,7 +138,7 @@ pub(super) fn server_name(text: &str) -> Result<String, String> {
 }
 
 /// `host[:port]` with the host's labels in ASCII.
-fn to_ascii(text: &str) -> Result<String, String> {
+pub(super) fn to_ascii(text: &str) -> Result<String, String> {
     if text.is_ascii() {
         return Ok(text.to_owned());
     }

@@ -117,6 +117,7 @@ fn refuse_stray_substitutions(tree: &mut Node, problems: &mut Vec<Problem>) {
         if let Value::Text(text) = value
             && text.contains("${")
             && !path.is_header_value()
+            && !path.is_redis_url()
             && !path.is_rewrite_path()
         {
             stray.push((path.clone(), place));
@@ -124,7 +125,8 @@ fn refuse_stray_substitutions(tree: &mut Node, problems: &mut Vec<Problem>) {
     });
     for (path, place) in stray {
         tree.cut(&path);
-        let message = "`${…}` is only replaced in the values of rewrite.headers.set and degraded.headers";
+        let message = "`${…}` is only replaced in shared_state.redis and in the values of rewrite.headers.set and \
+                       degraded.headers";
         problems.push(Problem::error(place, path, message));
     }
 }

@@ -20,6 +20,7 @@ mod notation;
 mod problem;
 mod quoting;
 mod raw;
+mod redis_url;
 mod report;
 mod schema;
 mod secret;

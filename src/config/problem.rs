@@ -83,15 +83,16 @@ impl Path {
     }
 
     /// Whether what stands here may be a secret, so that its value is not to be shown: where secrets belong, and
-    /// where a slip may have put one. A slip is a misspelt key too, so that all of `rewrite` and `degraded` counts
-    /// but what is known to be none, and any key that is called like a credential.
+    /// where a slip may have put one. A slip is a misspelt key too, so that all of `rewrite`, `degraded` and
+    /// `shared_state` counts but what is known to be none, and any key that is called like a credential.
     pub fn may_be_secret(&self) -> bool {
         let mut keys = self.keys();
         while let Some(key) = keys.next() {
             match key {
                 "rewrite" => return keys.next() != Some("path"),
                 "degraded" => return !matches!(keys.next(), Some("status" | "body")),
-                "headers" | "header" | "set" | "shared_state" | "otlp" => return true,
+                "shared_state" => return !matches!(keys.next(), Some("timeout" | "quorum" | "prefix")),
+                "headers" | "header" | "set" | "otlp" => return true,
                 _ if sounds_secret(key) => return true,
                 _ => {}
             }
@@ -146,6 +147,13 @@ impl Path {
             }
             _ => false,
         }
+    }
+
+    /// `shared_state.redis`, where `${env:…}` is replaced too. What is below counts, where someone may have written a
+    /// list of URLs.
+    pub(super) fn is_redis_url(&self) -> bool {
+        let is_key = |segment: &Segment, name: &str| matches!(segment, Segment::Key(key) if key == name);
+        matches!(self.0.as_slice(), [top, key, ..] if is_key(top, "shared_state") && is_key(key, "redis"))
     }
 
     /// `upstreams.NAME.rewrite.path`, where `${name}` is a group.

@@ -99,6 +99,8 @@ mod tests {
                 &[2],
             ),
             ("a: [\"http://u:p@h\", 'h:1']\nb: http://h", &[1]),
+            ("shared_state:\n  redis: redis://a\n  timeout: 1s\n  url: a\n  prefix: a", &[2, 4]),
+            ("shared_state: redis://a\nb: { shared_state: on }", &[1, 2]),
             (
                 "fallback: [{ degraded: { status: 200, body: x } }]\nc: [{ degraded: { headers: { a: b } } }]",
                 &[2],

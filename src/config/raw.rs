@@ -151,7 +151,7 @@ keys! {
         tls: Tls,
         /// How the process leaves on SIGTERM.
         drain: Drain,
-        /// State shared between pods. Not supported yet.
+        /// What pods know together: whatever says `shared: true`. Default: off.
         shared_state: Switch<SharedState>,
         /// What is written about each request.
         telemetry: Telemetry,
@@ -262,15 +262,20 @@ keys! {
 }
 
 keys! {
-    /// State shared between pods. Not supported yet.
+    /// Where pods keep what they know together.
     SharedState {
-        /// URL of a Redis or Valkey.
+        /// URL of a Redis or Valkey, the one key without a default: `redis://[[user]:password@]host[:port][/database]`,
+        /// `redis-sentinel://[[user]:password@]host[:port][,host…]/SERVICE[/database]` (with
+        /// `?sentinel_user=…&sentinel_password=…` for Sentinels that ask for a login themselves) or
+        /// `redis-cluster://[[user]:password@]host[:port][,host…]`; over TLS `rediss://`, `rediss-sentinel://`,
+        /// `rediss-cluster://`. `${env:NAME}` and `${file:PATH}` are replaced: alone by the whole URL as it stands,
+        /// beside other text percent-encoded, as what is special in a URL has to be.
         redis: String,
-        /// Longest wait for it. Default: 25ms.
+        /// The longest that a request waits for it, from 1ms to 1s. Default: 25ms.
         timeout: Unit<Span>,
-        /// Pods that must agree before all open a breaker. Default: 2.
+        /// Pods that must have seen an upstream fail before all of them open its breaker, from 1 to 10000. Default: 2.
         quorum: u32,
-        /// First part of every key. Default: hedgerow.
+        /// First part of every key: 1 to 64 visible ASCII characters. Default: hedgerow.
         prefix: String,
     }
 }

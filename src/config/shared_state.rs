@@ -36,12 +36,13 @@ pub struct Redis {
     pub database: u32,
 }
 
-/// A user and a password, either of which may be missing.
+/// A user and a password, either of which may be missing. Both are hidden in Debug: who writes
+/// `redis://hunter2@host` means a password and names a user.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
-    /// Of Redis 6 and later.
+    /// Of Redis 6 and later; never empty.
     pub user: Option<String>,
-    /// Hidden in Debug.
+    /// Empty for a user that needs none.
     pub password: Option<String>,
 }
 
@@ -63,7 +64,8 @@ pub enum RedisKind {
 
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let password = self.password.as_ref().map(|_| MASK);
-        f.debug_struct("Login").field("user", &self.user).field("password", &password).finish()
+        let masked = |text: &Option<String>| text.as_ref().map(|_| MASK);
+        let (user, password) = (masked(&self.user), masked(&self.password));
+        f.debug_struct("Login").field("user", &user).field("password", &password).finish()
     }
 }

@@ -1,5 +1,7 @@
 //! The loader as a whole: what `{}` means, inheritance, the fixtures of `tests/config`, properties.
 
+mod shared_state;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path as FilePath, PathBuf};
@@ -65,6 +67,7 @@ fn every_default_is_as_documented() {
         "egress": { "default": "allow", "deny_private": false, "allow": [], "deny": [] },
         "tls": {},
         "drain": { "quiet": "1s", "max": "25s" },
+        "shared_state": "off",
         "telemetry": { "access_log": "json" },
         "defaults": defaults,
         "upstreams": {},
@@ -90,6 +93,7 @@ fn the_example_is_valid_and_says_the_defaults() {
         document["direct"] = Value::Null;
         document["egress"] = Value::Null;
         document["tls"] = Value::Null;
+        document["shared_state"] = Value::Null;
         document["upstreams"] = Value::Null;
     }
     assert_eq!(shown, defaults);

@@ -16,11 +16,7 @@ enum But {
     All,
 }
 
-const TOP: &[(&[&str], But)] = &[
-    (&["shared_state"], But::Off),
-    (&["telemetry", "otlp"], But::Off),
-    (&["telemetry", "sample"], But::All),
-];
+const TOP: &[(&[&str], But)] = &[(&["telemetry", "otlp"], But::Off), (&["telemetry", "sample"], But::All)];
 
 /// In the defaults, an upstream or a route.
 const SECTION: &[(&[&str], But)] = &[

@@ -8,6 +8,7 @@ mod caches;
 mod certificates;
 mod circles;
 mod rewrite;
+mod shared_state;
 mod stale;
 mod upstreams;
 
@@ -52,6 +53,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
     let hosts = builder.host_index(named);
     let tls = policy.tls.clone().unwrap_or_default();
     builder.judge_interception(&tls, &defaults, named);
+    let tls = builder.tls(&tls, &root.key("tls"));
     Config {
         hash: String::new(),
         threads: builder.threads(policy.threads),
@@ -60,9 +62,9 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
         dns: builder.dns(policy.dns.as_ref()),
         direct: builder.direct(policy.direct.as_ref().and_then(Switch::on), &hosts, named),
         egress,
-        tls: builder.tls(&tls, &root.key("tls")),
         drain: builder.drain(policy.drain.as_ref()),
-        shared_state: None,
+        shared_state: builder.shared_state(policy.shared_state.as_ref().and_then(Switch::on), &tls),
+        tls,
         telemetry: telemetry(policy.telemetry.as_ref()),
         hosts,
         untouched: Arc::new(UpstreamPolicy {
