@@ -241,6 +241,7 @@ fn breaker(breaker: &Breaker) -> Value {
         "half_open_probes": breaker.half_open_probes,
         "failure_statuses": statuses(&breaker.failure_statuses),
         "fair_chance": text(Span(breaker.fair_chance)),
+        "shared": breaker.is_shared,
     })
 }
 
@@ -254,7 +255,12 @@ fn retry(retry: &Retry) -> Value {
 }
 
 fn rate_limit(limit: &RateLimit) -> Value {
-    json!({ "rate": text(limit.rate), "burst": limit.burst, "max_pause": text(Span(limit.max_pause)) })
+    json!({
+        "rate": text(limit.rate),
+        "burst": limit.burst,
+        "max_pause": text(Span(limit.max_pause)),
+        "shared": limit.is_shared,
+    })
 }
 
 fn coalesce(coalesce: &Coalesce) -> Value {
@@ -270,6 +276,7 @@ fn cache(cache: &Cache) -> Value {
         ("max_bytes", Some(text(ByteSize(max_bytes)))),
         ("max_body", Some(text(ByteSize(cache.max_body)))),
         ("vary", Some(texts(&cache.vary))),
+        ("shared", Some(json!(cache.is_shared))),
     ])
 }
 

@@ -510,7 +510,7 @@ keys! {
         failure_statuses: Vec<u16>,
         /// A deadline that left the upstream less than this says nothing about it. Default: 1s.
         fair_chance: Unit<Span>,
-        /// Open together in all pods. Not supported yet.
+        /// Whether all pods open it together; needs `shared_state`. Default: false.
         shared: Flag,
     }
 }
@@ -538,7 +538,7 @@ keys! {
         burst: u32,
         /// The longest pause that an upstream can ask for. Default: 60s.
         max_pause: Unit<Span>,
-        /// One bucket for all pods. Not supported yet.
+        /// Whether all pods take from one bucket; needs `shared_state`. Default: false.
         shared: Flag,
     }
 }
@@ -568,7 +568,7 @@ keys! {
         max_body: Unit<ByteSize>,
         /// Request fields that tell calls apart, beside those that always do. Default: [].
         vary: Vec<String>,
-        /// Keep answers in the shared state too. Not supported yet.
+        /// Whether answers are kept for the other pods too; needs `shared_state`. Default: false.
         shared: Flag,
     }
 }

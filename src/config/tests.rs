@@ -51,7 +51,8 @@ fn every_default_is_as_documented() {
         "bulkhead": { "max_concurrent": 100, "max_queue": 100 },
         "breaker": { "consecutive_failures": 5, "failure_rate": "off", "slow_rate": "off", "slow_after": "5s",
                      "window": "1m", "min_requests": 20, "open_for": "30s", "max_open_for": "5m",
-                     "half_open_probes": 1, "failure_statuses": [500, 502, 503, 504], "fair_chance": "1s" },
+                     "half_open_probes": 1, "failure_statuses": [500, 502, 503, 504], "fair_chance": "1s",
+                     "shared": false },
         "retry": "off", "rate_limit": "off", "coalesce": "off", "cache": "off", "fallback": [],
     });
     let mut defaults = json!({ "intercept": false });
@@ -693,6 +694,7 @@ upstreams:
             "cache.max_bytes 64MiB (built in)",
             "cache.max_body 1MiB (built in)",
             "cache.vary [] (built in)",
+            "cache.shared false (built in)",
             "fallback[1].upstream c (line 5, defaults)",
             "fallback[2].degraded on (line 6, defaults)",
             "fallback[2].degraded.status 503 (built in)",

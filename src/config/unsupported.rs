@@ -1,10 +1,9 @@
 //! Keys that the policy file has but this version does not act on.
 //!
-//! They are refused rather than ignored: who writes `shared: true` counts on one state for all pods. Off is what they are,
-//! so `off` is taken. A stage that is built takes its line out of these lists and nothing else.
+//! They are refused rather than ignored: who names a collector counts on traces. Off is what they are, so `off` is taken.
+//! A stage that is built takes its line out of the list and nothing else.
 
 use super::problem::{Path, Problem};
-use super::sections;
 use super::tree::{Node, Value};
 
 /// What a key may be set to all the same.
@@ -16,40 +15,28 @@ enum But {
     All,
 }
 
-const TOP: &[(&[&str], But)] = &[(&["telemetry", "otlp"], But::Off), (&["telemetry", "sample"], But::All)];
-
-/// In the defaults, an upstream or a route.
-const SECTION: &[(&[&str], But)] = &[
-    (&["breaker", "shared"], But::Off),
-    (&["rate_limit", "shared"], But::Off),
-    (&["cache", "shared"], But::Off),
-];
+const KEYS: &[(&[&str], But)] = &[(&["telemetry", "otlp"], But::Off), (&["telemetry", "sample"], But::All)];
 
 /// The last keys of everything that is refused, for the test that the example shows all the others.
 #[cfg(test)]
 pub(super) fn keys() -> impl Iterator<Item = &'static str> {
-    TOP.iter().chain(SECTION).filter_map(|(path, _)| path.last().copied())
+    KEYS.iter().filter_map(|(path, _)| path.last().copied())
 }
 
 /// Reports the keys and cuts them from the tree.
 pub(super) fn refuse(tree: &mut Node, problems: &mut Vec<Problem>) {
-    refuse_in(tree, &Path::root(), TOP, problems);
-    sections::for_each(tree, |path, section| refuse_in(section, path, SECTION, problems));
-}
-
-fn refuse_in(section: &mut Node, at: &Path, keys: &[(&[&str], But)], problems: &mut Vec<Problem>) {
-    for (keys, but) in keys {
+    for (keys, but) in KEYS {
         let path = Path::of(keys.iter().copied());
-        let Some(value) = section.get(&path) else { continue };
+        let Some(value) = tree.get(&path) else { continue };
         if !but.takes(value) {
             let what = match but {
                 But::Off => "not supported yet; leave it out or write `off`",
                 But::All => "not supported yet; leave it out",
             };
-            let (place, _) = section.locate(&path);
-            problems.push(Problem::error(place, at.join(&path), what));
+            let (place, _) = tree.locate(&path);
+            problems.push(Problem::error(place, path.clone(), what));
         }
-        section.cut(&path);
+        tree.cut(&path);
     }
 }
 

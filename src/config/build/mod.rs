@@ -54,6 +54,7 @@ pub(super) fn build(policy: &raw::Policy, report: &Report<'_>, sources: &Sources
     let tls = policy.tls.clone().unwrap_or_default();
     builder.judge_interception(&tls, &defaults, named);
     let tls = builder.tls(&tls, &root.key("tls"));
+    builder.judge_sharing(policy.shared_state.as_ref(), (&defaults, &stages), &upstreams, named);
     Config {
         hash: String::new(),
         threads: builder.threads(policy.threads),

@@ -1,13 +1,16 @@
-//! `shared_state`: where pods keep what they know together.
+//! `shared_state`, and what says `shared: true`.
+//!
+//! Neither does anything without the other. To share without a place for it is an error: it would look like one
+//! limit for all pods and be one for each. A place where nothing is kept is a warning.
 
 use std::time::Duration;
 
 use super::Builder;
 use crate::config::files::{in_clear, is_one_substitution};
-use crate::config::notation::Unit;
-use crate::config::problem::Path;
+use crate::config::notation::{Flag, Switch, Unit};
+use crate::config::problem::{Path, Severity};
 use crate::config::redis_url;
-use crate::config::{Login, Redis, RedisKind, SharedState, Tls, raw};
+use crate::config::{Login, Redis, RedisKind, SharedState, Stages, Tls, UpstreamPolicy, raw};
 use crate::units::Span;
 
 const TIMEOUT: Duration = Duration::from_millis(25);
@@ -85,10 +88,65 @@ impl Builder<'_> {
             self.report.warning(path, message);
         }
     }
+
+    /// What is shared, and where.
+    pub(super) fn judge_sharing(
+        &self,
+        written: Option<&Switch<raw::SharedState>>,
+        (defaults, stages): (&raw::Defaults, &Stages),
+        upstreams: &[UpstreamPolicy],
+        named: &[(String, raw::Upstream)],
+    ) {
+        let path = Path::of(["shared_state"]);
+        // What is there and wrong has been told.
+        let is_on = written.map_or_else(|| self.report.is_written(&path), |switch| switch.on().is_some());
+        if !is_on {
+            self.refuse_to_share(&defaults.stages(), &Path::of(["defaults"]));
+            for (name, keys) in named {
+                let section = Path::of(["upstreams", name]);
+                self.refuse_to_share(&keys.stages(), &section);
+                for (index, route) in keys.routes.iter().flatten().enumerate() {
+                    self.refuse_to_share(&route.stages(), &section.key("routes").index(index));
+                }
+            }
+        } else if !is_shared(stages) && !upstreams.iter().any(shares_any) {
+            let message = "nothing is shared: that takes `shared: true` in a breaker, rate_limit or cache";
+            self.report.warning(&path, message);
+        }
+    }
+
+    /// Told where it is written, so once however many sections inherit it.
+    fn refuse_to_share(&self, own: &raw::Stages, section: &Path) {
+        for (stage, flag) in shared_keys(own) {
+            if flag == Some(Flag(true)) && self.report.has_room(Severity::Error) {
+                let message = "needs shared_state.redis, the URL of a Redis that all pods have in common";
+                self.report.error(&section.key(stage).key("shared"), message);
+            }
+        }
+    }
 }
 
 fn is_user_alone(login: &Login) -> bool {
     login.user.is_some() && login.password.is_none()
+}
+
+/// What a section itself says of sharing.
+fn shared_keys(own: &raw::Stages) -> [(&'static str, Option<Flag>); 3] {
+    [
+        ("breaker", own.breaker.as_ref().and_then(Switch::on).and_then(|keys| keys.shared)),
+        ("rate_limit", own.rate_limit.as_ref().and_then(Switch::on).and_then(|keys| keys.shared)),
+        ("cache", own.cache.as_ref().and_then(|toggle| toggle.0.on()).and_then(|keys| keys.shared)),
+    ]
+}
+
+fn shares_any(upstream: &UpstreamPolicy) -> bool {
+    is_shared(&upstream.stages) || upstream.routes.iter().any(|route| is_shared(&route.stages))
+}
+
+fn is_shared(stages: &Stages) -> bool {
+    stages.breaker.as_ref().is_some_and(|breaker| breaker.is_shared)
+        || stages.rate_limit.as_ref().is_some_and(|limit| limit.is_shared)
+        || stages.cache.as_ref().is_some_and(|cache| cache.is_shared)
 }
 
 /// Keys are read by people and by `redis-cli --scan --pattern`.

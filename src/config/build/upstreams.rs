@@ -144,7 +144,7 @@ impl Builder<'_> {
 
     fn route(&self, keys: &raw::Route, path: &Path, inherited: &Inherited, wider: &Stages) -> Route {
         let own = keys.stages();
-        let stages = if own == raw::Stages::default() {
+        let mut stages = if own == raw::Stages::default() {
             wider.clone()
         } else {
             inherited.narrowed(&own, path).resolve(self.report, self.sources)
@@ -158,6 +158,7 @@ impl Builder<'_> {
         };
         if keys.name.is_none() {
             self.doubt_own_state(own_state, path);
+            self.share_as_upstream(&mut stages, wider, path);
         }
         self.doubt_route(&own, &stages, &methods, is_idempotent, path);
         Route {
@@ -180,6 +181,25 @@ impl Builder<'_> {
             let message = "without a `name` the route has no state of its own: it shares the upstream's, which \
                            then goes by the one's values and the other's in turns";
             self.report.warning(&path.key(key), message);
+        }
+    }
+
+    /// State that is the upstream's is shared or not as the upstream says: one breaker cannot be both.
+    fn share_as_upstream(&self, stages: &mut Stages, upstream: &Stages, path: &Path) {
+        let of_breaker = stages.breaker.as_mut().map(|breaker| &mut breaker.is_shared);
+        let of_limit = stages.rate_limit.as_mut().map(|limit| &mut limit.is_shared);
+        for (key, own, upstream) in [
+            ("breaker", of_breaker, upstream.breaker.as_ref().map(|breaker| breaker.is_shared)),
+            ("rate_limit", of_limit, upstream.rate_limit.as_ref().map(|limit| limit.is_shared)),
+        ] {
+            let (Some(own), Some(upstream)) = (own, upstream) else { continue };
+            // They differ only where the route says so itself.
+            if std::mem::replace(own, upstream) != upstream {
+                let message = format!(
+                    "counts for nothing: without a `name` the route has the upstream's state, where it is `{upstream}`"
+                );
+                self.report.warning(&path.key(key).key("shared"), message);
+            }
         }
     }
 

@@ -109,7 +109,7 @@ impl Resolver<'_> {
             max_bytes: max_bytes as u64,
             max_body,
             vary: self.vary("cache.vary", keys.vary.as_deref()),
-            is_shared: false,
+            is_shared: keys.shared.is_some_and(|flag| flag.0),
         }
     }
 

@@ -123,7 +123,7 @@ impl Resolver<'_> {
                 &FAILURE_STATUSES,
             ),
             fair_chance: self.span(keys.fair_chance, Duration::from_secs(1)),
-            is_shared: false,
+            is_shared: keys.shared.is_some_and(|flag| flag.0),
         };
         self.judge_breaker(&breaker);
         breaker
@@ -208,7 +208,7 @@ impl Resolver<'_> {
             rate,
             burst: keys.burst.unwrap_or(of_a_second),
             max_pause: self.span(keys.max_pause, Duration::from_secs(60)),
-            is_shared: false,
+            is_shared: keys.shared.is_some_and(|flag| flag.0),
         };
         if !(1..=MOST_CALLS).contains(&limit.burst) {
             self.error(&["rate_limit.burst"], format!("expected 1 to {MOST_CALLS}"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{config, load, loaded, parse, refused};
 use crate::config::files::Sources;
-use crate::config::{Config, Loaded, Login, Method, Problems, RedisKind, SharedState};
+use crate::config::{Config, Loaded, Login, Method, Problems, RedisKind, SharedState, Stages};
 
 /// Passwords with all that is special in a URL, and a whole URL.
 fn variable(name: &str) -> Option<String> {
@@ -21,9 +21,9 @@ fn variable(name: &str) -> Option<String> {
     }
 }
 
-/// A policy with the Redis of this URL.
+/// A policy that shares breakers through the Redis of this URL.
 fn sharing(redis: &str) -> String {
-    format!("shared_state: {{ redis: '{redis}' }}\n")
+    format!("shared_state: {{ redis: '{redis}' }}\ndefaults: {{ breaker: {{ shared: true }} }}\n")
 }
 
 fn load_with(text: &str, dir: &FilePath) -> Result<Loaded, Problems> {
@@ -187,8 +187,9 @@ fn what_is_wrong_with_a_substitution_is_told() {
         assert_eq!(told(url), [format!("1:24: shared_state.redis: {expected}")]);
     }
     // Its place is not any.
-    let problems =
-        refused("defaults: { breaker: {} }\nshared_state: { redis: redis://a, prefix: '${env:X}' }");
+    let problems = refused(
+        "defaults: { breaker: { shared: true } }\nshared_state: { redis: redis://a, prefix: '${env:X}' }",
+    );
     let expected = "2:43: shared_state.prefix: `${…}` is only replaced in shared_state.redis and in the values of \
                     rewrite.headers.set and degraded.headers";
     assert_eq!(problems, [expected]);
@@ -225,7 +226,9 @@ fn a_password_in_clear_and_a_login_that_is_none_are_told() {
 #[test]
 fn bounds_hold_at_their_ends() {
     let problems = |keys: &str| -> Vec<String> {
-        let text = format!("shared_state: {{ redis: redis://a, {keys} }}\ndefaults: {{ cache: true }}");
+        let text = format!(
+            "shared_state: {{ redis: redis://a, {keys} }}\ndefaults: {{ cache: {{ shared: true }} }}"
+        );
         match parse(&text, FilePath::new("")) {
             Ok(loaded) => warnings(&loaded),
             Err(problems) => problems.iter().map(|problem| problem.message.clone()).collect(),
@@ -275,4 +278,105 @@ fn roots_of_the_policy_are_those_of_a_redis_over_tls() {
         assert!(of_redis.is_some() && of_redis == of_all, "{url}");
     }
     assert_eq!(roots("redis://a").0, None);
+}
+
+/// Whether breaker, rate limit and cache are shared.
+fn shared(stages: &Stages) -> [Option<bool>; 3] {
+    [
+        stages.breaker.as_ref().map(|breaker| breaker.is_shared),
+        stages.rate_limit.map(|limit| limit.is_shared),
+        stages.cache.as_ref().map(|cache| cache.is_shared),
+    ]
+}
+
+#[test]
+fn what_is_shared_is_inherited_key_by_key() {
+    let config = config(
+        "shared_state: { redis: redis://a }
+defaults: { breaker: { shared: true }, cache: { shared: on } }
+upstreams:
+  a:
+    hosts: [a.example]
+    breaker: { open_for: 1s }
+    rate_limit: { rate: 1/s, shared: true }
+    cache: off
+    routes:
+      - { name: plain, path: /plain }
+      - { name: own, path: /own, breaker: { shared: false }, rate_limit: { burst: 2 }, cache: true }
+  b: { hosts: [b.example], breaker: { shared: off }, cache: { shared: false } }",
+    );
+    let [a, b] = &config.upstreams[..] else { panic!("two upstreams") };
+    assert_eq!(shared(&config.defaults.stages), [Some(true), None, Some(true)]);
+    assert_eq!(shared(&a.stages), [Some(true), Some(true), None]);
+    assert_eq!(shared(&a.routes[0].stages), [Some(true), Some(true), None]);
+    assert_eq!(shared(&a.routes[1].stages), [Some(false), Some(true), Some(true)]);
+    assert_eq!(shared(&b.stages), [Some(false), None, Some(false)]);
+    assert_eq!(shared(&config.untouched.stages), [None; 3]);
+}
+
+#[test]
+fn a_route_without_a_name_shares_its_state_as_the_upstream_does() {
+    let config = config(
+        "shared_state: { redis: redis://a }
+upstreams:
+  a:
+    hosts: [a.example]
+    breaker: { shared: true }
+    rate_limit: { rate: 1/s }
+    routes:
+      - { path: /nameless, breaker: { shared: false }, rate_limit: { rate: 2/s, shared: true }, cache: { shared: true } }
+      - { path: /named, name: named, breaker: { shared: false }, rate_limit: { rate: 2/s, shared: true } }
+  b: { hosts: [b.example], routes: [{ path: /alone, rate_limit: { rate: 2/s, shared: true } }] }",
+    );
+    let [a, b] = &config.upstreams[..] else { panic!("two upstreams") };
+    assert_eq!(shared(&a.routes[0].stages), [Some(true), Some(false), Some(true)]);
+    assert_eq!(shared(&a.routes[1].stages), [Some(false), Some(true), None]);
+    // Its tokens are the upstream's, which nobody else takes.
+    assert_eq!(shared(&b.routes[0].stages), [Some(false), Some(true), None]);
+}
+
+#[test]
+fn sharing_in_vain_is_told_by_each_side() {
+    let error = "needs shared_state.redis, the URL of a Redis that all pods have in common";
+    for text in ["", "shared_state: off", "shared_state: false", "shared_state:"] {
+        let problems = refused(&format!("{text}\ndefaults: {{ breaker: {{ shared: true }} }}"));
+        assert_eq!(problems, [format!("2:32: defaults.breaker.shared: {error}")]);
+    }
+    // A place that is written wrong is one.
+    for text in ["shared_state: on", "shared_state: { redis: x }", "shared_state: {}", "shared_state: []"] {
+        let problems = refused(&format!("{text}\ndefaults: {{ breaker: {{ shared: true }} }}"));
+        assert!(problems.len() == 1 && problems[0].starts_with("1:"), "{problems:?}");
+    }
+    let nothing = "nothing is shared: that takes `shared: true` in a breaker, rate_limit or cache";
+    let told = |rest: &str| warnings(&loaded(&format!("shared_state: {{ redis: redis://a }}\n{rest}")));
+    assert_eq!(told(""), [nothing]);
+    assert_eq!(told("defaults: { breaker: { shared: false }, cache: true }"), [nothing]);
+    for stage in
+        ["breaker: { shared: true }", "rate_limit: { rate: 1/s, shared: true }", "cache: { shared: true }"]
+    {
+        assert_eq!(told(&format!("defaults: {{ {stage} }}")), [""; 0]);
+        assert_eq!(told(&format!("upstreams: {{ a: {{ hosts: [a], {stage} }} }}")), [""; 0]);
+        assert_eq!(
+            told(&format!("upstreams: {{ a: {{ hosts: [a], routes: [{{ name: r, {stage} }}] }} }}")),
+            [""; 0]
+        );
+    }
+}
+
+#[test]
+fn explain_says_what_is_shared_and_where() {
+    let loaded = loaded(
+        "shared_state: { redis: redis://a }
+defaults:
+  breaker: { shared: true }
+upstreams:
+  a: { hosts: [a], rate_limit: { rate: 1/s, shared: true } }",
+    );
+    let explained = loaded.explain("http://a/", &Method::GET).unwrap();
+    let row = |key: &str| {
+        let found = explained.values.iter().find(|value| value.key == key).unwrap();
+        format!("{} | {}", found.value, found.source)
+    };
+    assert_eq!(row("breaker.shared"), "true | line 3, defaults");
+    assert_eq!(row("rate_limit.shared"), "true | line 5, upstreams.a");
 }
