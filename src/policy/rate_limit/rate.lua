@@ -73,11 +73,13 @@ else
 end
 sum, all_need = math.max(0, sum), math.max(0, all_need)
 
--- The pod's part by its need. One with hardly a call leases nothing and takes single tokens.
+-- The pod's part by its need. Where a lease would bring hardly a token, it leases nothing and takes single ones.
 local share, fair = 0, 0
-if need * term / 1000 >= 2 then
+if need > 0 then
+  fair = math.min(MOST * need / (all_need + need), ROOM * need / rate)
+end
+if math.min(need, fair * rate) * term / 1000 >= 2 then
   all_need = all_need + need
-  fair = math.min(MOST * need / all_need, ROOM * need / rate)
   share = math.max(0, math.min(fair, MOST - sum))
   sum = sum + share
   redis.call('HSET', key, 'p:' .. pod, string.format('%.9g %.9g %.0f', share, need, now + term))
@@ -91,7 +93,7 @@ redis.call('HSET', key, 'tokens', tokens, 'ts', string.format('%.3f', now), 'sum
 redis.call('PEXPIRE', key, math.ceil(math.max(60000, 2 * term, burst / rate * 1000)))
 
 local wait = math.max(0, 1 - tokens) / (rate * math.max(1 - sum, 0.001)) * 1000
-local is_scarce = all_need > 0.9 * rate
+local is_scarce = all_need > 0.9 * rate or given < want
 local prospect = math.max(fair, share + math.max(0, MOST - sum))
 return { string.format('%.9g', share), given, is_scarce and 1 or 0, string.format('%.9g', prospect),
   math.ceil(math.min(wait, 60000)) }

@@ -131,6 +131,10 @@ impl Share {
 
     /// Tokens a second that are asked for, by the calls since the last look and before.
     fn measure(&mut self, now: Instant) -> f64 {
+        if self.since.is_none() {
+            // The call that has it ask for the first time.
+            self.count(now);
+        }
         let recent = self.recent(now);
         // Up at once, down by halves.
         self.need = if recent > self.need { recent } else { (recent + self.need) / 2.0 };
@@ -314,7 +318,7 @@ impl RateLimiter {
             }
             // What was leased holds on; without that the pod is on its own for a while.
             Err(_) => {
-                if state.share.lease().is_none() {
+                if state.share.lease().is_none_or(|lease| lease.share == 0.0) {
                     state.share.standing = Standing::Alone(now + CALM);
                 }
             }
@@ -381,7 +385,7 @@ impl Question {
         // Calls do not come evenly; the part of a small share is less than two that come together.
         let at_once = 1 + (self.need * AT_ONCE.as_secs_f64()).ceil() as u32;
         // With single tokens only, the next question is due as soon as there can be one.
-        let wait = match share > 0.0 {
+        let wait = match share > 0.0 || is_scarce {
             true => self.rhythm(is_scarce).mul_f64(0.9 + 0.2 * fastrand::f64()),
             false => Duration::from_millis(reply.number(4) as u64).clamp(SOONEST / 10, SOONEST),
         };
