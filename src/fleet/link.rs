@@ -185,7 +185,25 @@ impl Link {
         if !self.may_be_asked() {
             return Err(Fault::Down);
         }
-        self.inner.run(script, key, arguments, self.inner.settings.timeout).await
+        self.inner.run(script, &[key], arguments, self.inner.settings.timeout).await
+    }
+
+    /// As [`Link::ask`], about several keys of one slot, for a request that has something better to do at `end`.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub async fn ask_until(
+        &self,
+        end: Instant,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Result<Reply, Fault> {
+        if !self.may_be_asked() {
+            return Err(Fault::Down);
+        }
+        let bound = end.saturating_duration_since(Instant::now()).min(self.inner.settings.timeout);
+        self.inner.run(script, keys, arguments, bound).await
     }
 
     /// Runs a script for which no request waits.
@@ -193,7 +211,7 @@ impl Link {
     /// # Errors
     /// Why there is no answer.
     pub async fn tell(&self, script: &Script, key: &str, arguments: &[&[u8]]) -> Result<Reply, Fault> {
-        self.inner.run(script, key, arguments, self.inner.patience()).await
+        self.inner.run(script, &[key], arguments, self.inner.patience()).await
     }
 
     /// Sends a command for a request.
@@ -263,18 +281,18 @@ impl Inner {
     async fn run(
         &self,
         script: &Script,
-        key: &str,
+        keys: &[&str],
         arguments: &[&[u8]],
         bound: Duration,
     ) -> Result<Reply, Fault> {
         let end = Instant::now() + bound;
-        let mut sent = self.send(&script.by_hash(key, arguments), bound).await;
+        let mut sent = self.send(&script.by_hash(keys, arguments), bound).await;
         if let Err(Failed::Error(error)) = &sent
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
             // A server that was restarted, flushed its scripts, or came to be the master.
             let rest = end.saturating_duration_since(Instant::now());
-            sent = self.send(&script.by_text(key, arguments), rest).await;
+            sent = self.send(&script.by_text(keys, arguments), rest).await;
         }
         Ok(Reply::new(sent?))
     }
@@ -304,8 +322,11 @@ impl Inner {
     /// There was no answer within `bound`.
     fn is_late(&self, bound: Duration) {
         if bound >= self.patience() {
-            self.is_in_doubt();
-        } else if self.strikes.fetch_add(1, Ordering::Relaxed) + 1 >= STRIKES {
+            return self.is_in_doubt();
+        }
+        // What had little time left says little of the server.
+        let had_its_time = 2 * bound >= self.settings.timeout;
+        if had_its_time && self.strikes.fetch_add(1, Ordering::Relaxed) + 1 >= STRIKES {
             self.note_pace(true, bound);
             self.doubt.notify_one();
         }
@@ -386,7 +407,7 @@ impl Inner {
         let lives = (3 * self.rhythm().max(QUICKEST_RHYTHM)).as_millis().to_string();
         let key = pods_key(&self.settings);
         let began = Instant::now();
-        let reply = self.run(&BEAT, &key, &[pod.as_bytes(), lives.as_bytes()], self.patience()).await?;
+        let reply = self.run(&BEAT, &[&key], &[pod.as_bytes(), lives.as_bytes()], self.patience()).await?;
         self.took(began.elapsed());
         self.pods.store((reply.number(0) as u32).max(1), Ordering::Relaxed);
         Ok(())

@@ -2,8 +2,8 @@
 
 use redis::{Cmd, Value};
 
-/// A script in Lua with one key, so that it runs in a cluster as well. Redis knows it by its hash and has to be
-/// told the text only once.
+/// A script in Lua. Its keys are of one slot, so that it runs in a cluster as well. Redis knows it by its hash and has
+/// to be told the text only once.
 pub struct Script {
     text: &'static str,
     hash: String,
@@ -16,19 +16,19 @@ impl Script {
     }
 
     /// The call by hash, which a server that does not know it refuses with NOSCRIPT.
-    pub(super) fn by_hash(&self, key: &str, arguments: &[&[u8]]) -> Cmd {
-        call("EVALSHA", &self.hash, key, arguments)
+    pub(super) fn by_hash(&self, keys: &[&str], arguments: &[&[u8]]) -> Cmd {
+        call("EVALSHA", &self.hash, keys, arguments)
     }
 
     /// The call with the text, which the server then knows.
-    pub(super) fn by_text(&self, key: &str, arguments: &[&[u8]]) -> Cmd {
-        call("EVAL", self.text, key, arguments)
+    pub(super) fn by_text(&self, keys: &[&str], arguments: &[&[u8]]) -> Cmd {
+        call("EVAL", self.text, keys, arguments)
     }
 }
 
-fn call(command: &str, script: &str, key: &str, arguments: &[&[u8]]) -> Cmd {
+fn call(command: &str, script: &str, keys: &[&str], arguments: &[&[u8]]) -> Cmd {
     let mut cmd = redis::cmd(command);
-    cmd.arg(script).arg(1).arg(key).arg(arguments);
+    cmd.arg(script).arg(keys.len()).arg(keys).arg(arguments);
     cmd
 }
 
