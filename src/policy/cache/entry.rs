@@ -202,6 +202,10 @@ impl Entry {
         }
     }
 
+    pub(super) fn head(&self) -> &Head {
+        &self.head
+    }
+
     pub(super) fn lifetime(&self, cfg: &Cache) -> Duration {
         self.head.lifetime.under(cfg)
     }
@@ -214,7 +218,8 @@ impl Entry {
         self.head.is_private
     }
 
-    pub(super) fn may_be_kept(&self) -> bool {
+    /// Whether what refreshed it has left it something that may be kept.
+    pub fn may_be_kept(&self) -> bool {
         self.head.may_be_kept()
     }
 
@@ -226,7 +231,8 @@ impl Entry {
         &self.head.resource
     }
 
-    pub(super) fn sent(&self) -> Instant {
+    /// When the request was sent that brought it.
+    pub fn sent(&self) -> Instant {
         self.head.times.sent
     }
 

@@ -33,6 +33,7 @@ mod directives;
 mod entry;
 mod freshness;
 mod invalidation;
+pub mod shared;
 mod store;
 mod variant;
 mod verdict;

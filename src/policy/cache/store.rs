@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use http::header::HeaderMap;
-use moka::ops::compute::Op;
+use moka::ops::compute::{CompResult, Op};
 use moka::sync::Cache as Map;
 use parking_lot::RwLock;
 use tokio::time::Instant;
@@ -41,6 +41,7 @@ pub struct Store {
     coming: Allowance,
     arrears: Arrears,
     marks: Marks,
+    adopted: AtomicU64,
 }
 
 impl Store {
@@ -52,7 +53,8 @@ impl Store {
             .weigher(|_, variants: &Variants| u32::try_from(weight(variants)).unwrap_or(u32::MAX))
             .build();
         let (coming, arrears) = (Allowance::new(max_bytes), Arrears::new(max_bytes));
-        Self { kept, max_bytes, coming, arrears, marks: Marks::new(Instant::now()) }
+        let marks = Marks::new(Instant::now());
+        Self { kept, max_bytes, coming, arrears, marks, adopted: AtomicU64::new(0) }
     }
 
     /// Memory for one more answer on its way in.
@@ -69,24 +71,34 @@ impl Store {
         let is_chosen =
             |entry: &&Arc<Entry>| entry.selection().is_some_and(|selection| selection.matches(request));
         let entry = variants.iter().find(is_chosen).ok_or(Why::VaryMiss)?;
-        if self.marks.is_before(entry.resource(), entry.sent()) {
-            entry.invalidate();
-        }
+        self.heed_marks(entry);
         Ok(Arc::clone(entry))
     }
 
     /// Keeps an entry in the place of what was kept for such requests. An entry whose refreshing told that
-    /// it is not to be kept takes that away. What was asked for earlier than what is there changes nothing.
-    pub fn put(&self, key: Key, entry: Entry) {
+    /// it is not to be kept takes that away. What was asked for earlier than what is there changes nothing: then it is
+    /// `false`.
+    pub fn put(&self, key: Key, entry: impl Into<Arc<Entry>>) -> bool {
+        let entry = entry.into();
         let is_due = self.arrears.is_due(entry.weight() as u64);
-        let entry = Arc::new(entry);
-        self.kept.entry(key).and_compute_with(|old| {
+        let done = self.kept.entry(key).and_compute_with(|old| {
             let old = old.map(moka::Entry::into_value).unwrap_or_default();
             self.with(&old, &entry)
         });
         if is_due {
             self.kept.run_pending_tasks();
         }
+        !matches!(done, CompResult::Unchanged(_))
+    }
+
+    /// Keeps what another pod had kept, and gives it as [`Store::find`] would, even where there is no room for it.
+    pub fn adopt(&self, key: Key, entry: Entry) -> Arc<Entry> {
+        let entry = Arc::new(entry);
+        self.heed_marks(&entry);
+        if self.put(key, entry.clone()) {
+            self.adopted.fetch_add(1, Ordering::Relaxed);
+        }
+        entry
     }
 
     /// Something was done to a resource: what is kept of it, whoever asked, has to be validated before it is
@@ -112,9 +124,20 @@ impl Store {
         self.kept.weighted_size()
     }
 
+    /// How many came from other pods, those included that are gone.
+    pub fn adopted(&self) -> u64 {
+        self.adopted.load(Ordering::Relaxed)
+    }
+
     /// The most that they may take.
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes
+    }
+
+    fn heed_marks(&self, entry: &Entry) {
+        if self.marks.is_before(entry.resource(), entry.sent()) {
+            entry.invalidate();
+        }
     }
 
     fn with(&self, old: &Variants, entry: &Arc<Entry>) -> Op<Variants> {

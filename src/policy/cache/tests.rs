@@ -15,7 +15,7 @@ use crate::config::Cache;
 use crate::policy::identity::{Key, Passage, Place, resource};
 use crate::wire::target::Scheme;
 
-const CFG: Cache = Cache {
+pub(super) const CFG: Cache = Cache {
     ttl: None,
     stale_if_error: Duration::ZERO,
     stale_while_revalidate: Duration::ZERO,
@@ -25,7 +25,7 @@ const CFG: Cache = Cache {
     is_shared: false,
 };
 
-const fn secs(seconds: u64) -> Duration {
+pub(super) const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
@@ -48,22 +48,22 @@ fn fields(text: &str) -> HeaderMap {
 }
 
 /// What tests ask for.
-struct Request {
+pub(super) struct Request {
     method: Method,
     target: PathAndQuery,
-    headers: HeaderMap,
+    pub(super) headers: HeaderMap,
 }
 
 impl Request {
-    fn new(method: Method, target: &str, headers: &str) -> Self {
+    pub(super) fn new(method: Method, target: &str, headers: &str) -> Self {
         Self { method, target: target.parse().unwrap(), headers: fields(headers) }
     }
 
-    fn get(headers: &str) -> Self {
+    pub(super) fn get(headers: &str) -> Self {
         Self::new(Method::GET, "/a", headers)
     }
 
-    fn asked(&self) -> Asked<'_> {
+    pub(super) fn asked(&self) -> Asked<'_> {
         let place = Place {
             scheme: Scheme::Http,
             authority: "quotes.test:80",
@@ -75,13 +75,13 @@ impl Request {
         Asked { method: &self.method, place, headers: &self.headers }
     }
 
-    fn key(&self) -> Key {
+    pub(super) fn key(&self) -> Key {
         Key::of(self.asked().place, &Method::GET, &self.headers, [], None)
     }
 }
 
 /// One moment for tests that have no use for the clock: 2026-01-01.
-fn wall() -> SystemTime {
+pub(super) fn wall() -> SystemTime {
     SystemTime::UNIX_EPOCH + secs(1_767_225_600)
 }
 
@@ -99,14 +99,20 @@ fn candidate(request: &Request, status: u16, answer: &str, is_private: bool, at:
     Candidate::of(request.asked(), status, &fields(answer), &CFG, is_private, at, &store)
 }
 
-fn entry_of(request: &Request, status: u16, answer: &str, body: &str, at: Instant) -> Option<Entry> {
+pub(super) fn entry_of(
+    request: &Request,
+    status: u16,
+    answer: &str,
+    body: &str,
+    at: Instant,
+) -> Option<Entry> {
     let mut candidate = candidate(request, status, answer, false, times(at))?;
     assert!(candidate.push(body.as_bytes()));
     Some(candidate.complete())
 }
 
 /// The entry of a 200, kept at `at`.
-fn entry(answer: &str, at: Instant) -> Entry {
+pub(super) fn entry(answer: &str, at: Instant) -> Entry {
     entry_of(&Request::get(""), 200, answer, "hello", at).expect("it is kept")
 }
 

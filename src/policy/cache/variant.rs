@@ -48,6 +48,11 @@ impl Selection {
         self.fields.is_empty() || digest(&self.fields, request) == self.values
     }
 
+    /// The digest of what the request had in those fields.
+    pub(super) fn values(&self) -> &[u8; 32] {
+        &self.values
+    }
+
     /// Bytes of memory.
     pub(super) fn weight(&self) -> usize {
         self.fields.iter().map(|name| size_of::<HeaderName>() + name.as_str().len()).sum()

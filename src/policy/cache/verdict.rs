@@ -111,6 +111,22 @@ impl Entry {
         self.is_fresh(cfg, now) || self.staleness(cfg, now) <= longest
     }
 
+    /// How long the entry, while it is fresh, may be of use to anybody: to its freshness' end, and as long after it as it
+    /// may be given all the same. `allowance` is the longest staleness that the policy's fallback takes.
+    pub(super) fn useful_for(&self, allowance: Duration, cfg: &Cache, now: Instant) -> Duration {
+        if !self.is_fresh(cfg, now) {
+            return Duration::ZERO;
+        }
+        let said = self.control().stale_if_error.unwrap_or_default();
+        let stale = match self.permission() {
+            Permission::Free => said.max(allowance).max(cfg.stale_if_error),
+            Permission::AsItSays => said,
+            Permission::Never => Duration::ZERO,
+        };
+        let useful = self.lifetime(cfg).saturating_add(stale.max(self.usable_for(cfg)));
+        useful.saturating_sub(self.age(now))
+    }
+
     fn is_fresh(&self, cfg: &Cache, now: Instant) -> bool {
         !self.must_be_validated() && self.age(now) < self.lifetime(cfg)
     }
