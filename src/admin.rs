@@ -219,8 +219,12 @@ fn connections(view: &View) -> usize {
 fn caches(view: &View) -> Value {
     let mut caches: Map<String, Value> = Map::new();
     for (name, store) in view.proxy.registry().stores() {
-        let status =
-            json!({ "entries": store.len(), "bytes": store.bytes(), "max_bytes": store.max_bytes() });
+        let status = json!({
+            "entries": store.len(),
+            "bytes": store.bytes(),
+            "max_bytes": store.max_bytes(),
+            "from_other_pods": store.adopted(),
+        });
         if let Value::Array(stores) = caches.entry(&*name).or_insert_with(|| json!([])) {
             stores.push(status);
         }

@@ -360,8 +360,17 @@ pub struct UpstreamPolicy {
 impl UpstreamPolicy {
     /// The sizes of the caches that it and its routes have, in bytes.
     pub fn cache_sizes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.caches().map(|cache| cache.max_bytes)
+    }
+
+    /// Whether it, or a route of it, keeps answers for other pods too.
+    pub fn shares_answers(&self) -> bool {
+        self.caches().any(|cache| cache.is_shared)
+    }
+
+    fn caches(&self) -> impl Iterator<Item = &Cache> {
         let stages = std::iter::once(&self.stages).chain(self.routes.iter().map(|route| &route.stages));
-        stages.filter_map(|stages| Some(stages.cache.as_ref()?.max_bytes))
+        stages.filter_map(|stages| stages.cache.as_ref())
     }
 
     /// Where a call goes that is sent here by the upstream's name and not by a host: to its endpoint, or to

@@ -155,6 +155,9 @@ pub fn renew(errand: Errand, recall: Option<Box<Recall>>) {
     let deadline = errand.deadline.clone();
     tokio::spawn(async move {
         let _place = place;
+        if recall::is_renewed(&errand).await {
+            return;
+        }
         if let Ok(found) = fly(errand, member, lead).await {
             found.read_out(deadline.as_ref()).await;
         }

@@ -7,7 +7,7 @@
 //!    the policy, and it serves the whole journey.
 //! 2. **Deadline** before anything waits, so that all waits are bounded by one instant.
 //! 3. **Cache** ([`recall`]): what is kept and fresh costs nobody anything, so it is looked for before
-//!    anything is taken.
+//!    anything is taken. What pods keep for each other ([`shelf`]) is asked for when this pod has nothing.
 //! 4. **Coalesce** ([`flight`]): who finds an equal call under way waits for its answer, and takes no
 //!    permit, token or connection.
 //! 5. **Tries** ([`tries`]): each is a [`race`] of a primary [`attempt`] and, when it is slow, a hedge. Every
@@ -33,6 +33,7 @@ mod proxy;
 pub mod race;
 pub mod recall;
 pub mod record;
+pub mod shelf;
 pub mod tail;
 pub mod target;
 pub mod tries;
@@ -132,8 +133,8 @@ pub async fn travel(proxy: &Arc<Proxy>, intake: Intake, mut ledger: Ledger) -> T
             is_renewal: false,
         };
 
-        // 3. Cache: a fresh answer at once.
-        match recall::look(&errand.lane, &errand.call)? {
+        // 3. Cache: a fresh answer at once, kept here or by another pod.
+        match recall::look(&errand).await? {
             Recalled::Nothing => {}
             Recalled::Answer(answer, renewed) => {
                 flight::renew(errand, renewed);

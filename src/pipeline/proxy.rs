@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::feed::Gathered;
 use super::flight::Brought;
+use super::shelf::Shelf;
 use crate::config::Config;
 use crate::error::Error;
 use crate::policy::room::Allowance;
@@ -43,6 +44,7 @@ pub struct Proxy {
     flights: Flights<Brought>,
     gathered: Arc<Gathered>,
     renewals: Arc<Semaphore>,
+    shelf: Shelf,
     fan_out_places: Semaphore,
     fan_out_memory: Allowance,
     metrics: Arc<Metrics>,
@@ -79,6 +81,7 @@ impl Proxy {
             flights: Flights::new(),
             gathered: Arc::default(),
             renewals: Arc::new(Semaphore::new(MOST_RENEWALS)),
+            shelf: Shelf::new(),
             fan_out_places: Semaphore::new(MOST_FANNED_OUT),
             fan_out_memory: Allowance::new(FAN_OUT_MEMORY),
             default_metrics: metrics.upstream(&"default".into()),
@@ -151,6 +154,11 @@ impl Proxy {
     /// Leave to renew a kept answer beside all calls; `None` when enough are being renewed.
     pub(super) fn place_for_renewal(&self) -> Option<OwnedSemaphorePermit> {
         self.renewals.clone().try_acquire_owned().ok()
+    }
+
+    /// What goes to and from the answers that pods share.
+    pub(super) fn shelf(&self) -> &Shelf {
+        &self.shelf
     }
 
     /// One for each call that a fan-out has under way.

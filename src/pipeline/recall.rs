@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::errand::{Errand, place};
 use super::found::{Found, Live, Note, Opened, Whole};
 use super::record::Recorder;
+use super::shelf::{self, Placing};
 use crate::call::{Call, CallBody, Progress};
 use crate::config;
 use crate::error::Error;
@@ -42,18 +43,19 @@ pub enum Recalled {
     Ask(Box<Recall>),
 }
 
-/// Looks for a kept answer to the call.
+/// Looks for a kept answer to the call: here, and if that will not do, at what other pods keep.
 ///
 /// # Errors
 /// [`Error::NotCached`] when there is none and the caller wants no other.
-pub fn look(lane: &Lane, call: &Call) -> Result<Recalled, Error> {
+pub async fn look(errand: &Errand) -> Result<Recalled, Error> {
+    let (lane, call) = (&errand.lane, &errand.call);
     let (Some(rules), Some(store)) = (&lane.stages().cache, lane.cache()) else {
         return Ok(Recalled::Nothing);
     };
     if call.upgrade.is_some() {
         return Ok(Recalled::Nothing);
     }
-    let (asked, now) = (asked(lane, call), Instant::now());
+    let asked = asked(lane, call);
     let mut recall = Recall { kept_in: None, entry: None, why: Why::UriMiss, validators: Vec::new() };
     if let Some(why) = passes_by(asked, call) {
         lane.metrics().cache(CacheResult::Bypass);
@@ -62,19 +64,24 @@ pub fn look(lane: &Lane, call: &Call) -> Result<Recalled, Error> {
     }
     let key = Key::of(asked.place, &Method::GET, &call.headers, &rules.vary, None);
     recall.kept_in = Some((store.clone(), key));
-    match store.find(&key, &call.headers) {
-        Ok(entry) => match entry.judge(asked, rules, now) {
+    let mut kept = store.find(&key, &call.headers).map(|entry| Kept::of(entry, asked, rules));
+    if rules.is_shared && !kept.as_ref().is_ok_and(Kept::is_answer) {
+        // Boxed: the room would be part of every request.
+        kept = Box::pin(or_of_others(kept, errand, (store, key), rules)).await;
+    }
+    match kept {
+        Ok(kept) => match kept.verdict {
             Verdict::Fresh => {
                 lane.metrics().cache(CacheResult::Hit);
-                return Ok(Recalled::Answer(Box::new(given(&entry, asked, rules, now)), None));
+                return Ok(Recalled::Answer(Box::new(kept.given(asked, rules)), None));
             }
             Verdict::StaleUsable => {
                 lane.metrics().cache(CacheResult::Stale);
-                let answer = given(&entry, asked, rules, now);
-                recall.validate(entry, Why::Stale);
+                let answer = kept.given(asked, rules);
+                recall.validate(kept.entry, Why::Stale);
                 return Ok(Recalled::Answer(Box::new(answer), Some(Box::new(recall))));
             }
-            Verdict::Validate(why) => recall.validate(entry, why),
+            Verdict::Validate(why) => recall.validate(kept.entry, why),
             Verdict::Miss(why) => recall.why = why,
         },
         Err(why) => recall.why = why,
@@ -85,18 +92,68 @@ pub fn look(lane: &Lane, call: &Call) -> Result<Recalled, Error> {
     Ok(Recalled::Ask(Box::new(recall)))
 }
 
+/// What is kept, and what may be done with it.
+struct Kept {
+    entry: Arc<Entry>,
+    verdict: Verdict,
+    /// Another pod had it.
+    is_shared: bool,
+}
+
+impl Kept {
+    fn of(entry: Arc<Entry>, asked: Asked<'_>, rules: &config::Cache) -> Self {
+        let verdict = entry.judge(asked, rules, Instant::now());
+        Self { entry, verdict, is_shared: false }
+    }
+
+    fn is_answer(&self) -> bool {
+        matches!(self.verdict, Verdict::Fresh | Verdict::StaleUsable)
+    }
+
+    fn given(&self, asked: Asked<'_>, rules: &config::Cache) -> Whole {
+        let now = Instant::now();
+        let mut answer = given(&self.entry, asked, rules, now);
+        answer.note.cache =
+            Some(CacheStatus::Hit { ttl: self.entry.ttl(rules, now), is_shared: self.is_shared });
+        answer
+    }
+}
+
+/// What is kept here, or by other pods if that is newer.
+async fn or_of_others(
+    kept: Result<Kept, Why>,
+    errand: &Errand,
+    (store, key): (&Store, Key),
+    rules: &config::Cache,
+) -> Result<Kept, Why> {
+    let Some(brought) = shelf::find(errand).await.map(|entry| store.adopt(key, entry)) else { return kept };
+    match kept {
+        Ok(own) if own.entry.sent() >= brought.sent() => Ok(own),
+        _ => Ok(Kept { is_shared: true, ..Kept::of(brought, asked(&errand.lane, &errand.call), rules) }),
+    }
+}
+
+/// Whether another pod has renewed meanwhile what this call is to renew.
+pub async fn is_renewed(errand: &Errand) -> bool {
+    let kept_in = errand.recall.as_ref().and_then(|recall| recall.kept_in.as_ref());
+    let (Some((store, key)), Some(rules)) = (kept_in, &errand.lane.stages().cache) else { return false };
+    let Some(brought) = shelf::find(errand).await.map(|entry| store.adopt(*key, entry)) else { return false };
+    brought.judge(asked(&errand.lane, &errand.call), rules, Instant::now()) == Verdict::Fresh
+}
+
 /// Why the cache has no part in the call, if so.
 fn passes_by(asked: Asked<'_>, call: &Call) -> Option<Why> {
     asked.passes_by().or((!matches!(call.body, CallBody::Empty)).then_some(Why::Bypass))
 }
 
-fn asked<'a>(lane: &'a Lane, call: &'a Call) -> Asked<'a> {
+/// The request, as the cache sees it.
+pub(super) fn asked<'a>(lane: &'a Lane, call: &'a Call) -> Asked<'a> {
     Asked { method: &call.method, place: place(lane, call), headers: &call.headers }
 }
 
 /// The answer that an entry gives.
 fn given(entry: &Entry, asked: Asked<'_>, rules: &config::Cache, now: Instant) -> Whole {
-    let cache = Some(CacheStatus::Hit { ttl: entry.ttl(rules, now) });
+    let cache = Some(CacheStatus::Hit { ttl: entry.ttl(rules, now), is_shared: false });
     Whole {
         response: entry.answer(asked, now),
         is_acceptable: true,
@@ -190,9 +247,11 @@ fn forget_what_changed(errand: &Errand, live: &Live) {
         return;
     }
     let (status, headers) = (live.head.response.status(), live.head.response.headers());
-    for resource in cache::touched(asked(lane, call), status, headers) {
-        lane.caches().for_each(|store| store.forget(&resource, Instant::now()));
+    let resources = cache::touched(asked(lane, call), status, headers);
+    for resource in &resources {
+        lane.caches().for_each(|store| store.forget(resource, Instant::now()));
     }
+    shelf::forget(errand, &resources);
 }
 
 /// Counts a call by what the cache had for it. A renewal is nobody's call.
@@ -217,7 +276,12 @@ fn confirm(errand: &Errand, recall: &Recall, kept: (&Store, Key, &Entry), live: 
     count(errand, CacheResult::Revalidated);
     let mut answer = given(&renewed, asked, rules, Instant::now());
     answer.note.cache = Some(recall.forwarded(Some(head.status), true));
-    store.put(key, renewed);
+    let renewed = Arc::new(renewed);
+    if store.put(key, renewed.clone())
+        && let Some(placing) = Placing::of(errand)
+    {
+        placing.place(renewed);
+    }
     Learned::Found(Ok(Found::whole(Whole { elapsed: Some(elapsed), hedge, ..answer })))
 }
 
@@ -231,13 +295,17 @@ fn keep(errand: &Errand, recall: &Recall, (store, key): (&Arc<Store>, Key), live
     let has_credential = identity::is_shown(&call.headers);
     match Candidate::of(asked(lane, call), status, headers, rules, has_credential, times(live), store) {
         Some(candidate) => {
-            live.recorder = Some(Box::new(Recorder::new(store.clone(), key, candidate)));
+            let placing = Placing::of(errand);
+            live.recorder = Some(Box::new(Recorder::new(store.clone(), key, candidate, placing)));
             live.note.cache = Some(recall.forwarded(None, true));
         }
         // What the upstream says now, and will not have kept, ends what it said before.
         None if call.method == Method::GET && status != StatusCode::PARTIAL_CONTENT => {
             if let Some(entry) = &recall.entry {
                 entry.invalidate();
+                if let Some(placing) = Placing::of(errand) {
+                    placing.clear();
+                }
             }
         }
         None => {}

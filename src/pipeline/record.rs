@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::shelf::Placing;
 use crate::policy::cache::{Candidate, Store};
 use crate::policy::identity::Key;
 
@@ -16,12 +17,13 @@ pub struct Recorder {
     store: Arc<Store>,
     key: Key,
     candidate: Candidate,
+    placing: Option<Placing>,
 }
 
 impl Recorder {
-    /// Will put `candidate` under `key`.
-    pub fn new(store: Arc<Store>, key: Key, candidate: Candidate) -> Self {
-        Self { store, key, candidate }
+    /// Will put `candidate` under `key`, and where `placing` says for other pods.
+    pub fn new(store: Arc<Store>, key: Key, candidate: Candidate, placing: Option<Placing>) -> Self {
+        Self { store, key, candidate, placing }
     }
 
     /// Keeps a part of the body; false when it has become too large to be kept.
@@ -31,6 +33,11 @@ impl Recorder {
 
     /// The answer has come whole.
     pub fn complete(self) {
-        self.store.put(self.key, self.candidate.complete());
+        let entry = Arc::new(self.candidate.complete());
+        if self.store.put(self.key, entry.clone())
+            && let Some(placing) = self.placing
+        {
+            placing.place(entry);
+        }
     }
 }

@@ -57,6 +57,8 @@ pub enum CacheStatus {
     Hit {
         /// Seconds for which it is fresh; negative since it is stale.
         ttl: i64,
+        /// Whether another pod had it.
+        is_shared: bool,
     },
     /// The upstream was asked.
     Forwarded {
@@ -74,7 +76,10 @@ pub enum CacheStatus {
 impl CacheStatus {
     fn to_value(self) -> HeaderValue {
         let text = match self {
-            Self::Hit { ttl } => format!("hedgerow; hit; ttl={ttl}"),
+            Self::Hit { ttl, is_shared } => {
+                let detail = if is_shared { "; detail=shared" } else { "" };
+                format!("hedgerow; hit; ttl={ttl}{detail}")
+            }
             Self::Forwarded { why, status, stored, collapsed } => {
                 let status = status.map(|status| format!("; fwd-status={}", status.as_u16()));
                 let stored = if stored { "; stored" } else { "" };
@@ -204,7 +209,7 @@ mod tests {
             Tried { upstream: "quotes".into(), end: TriedEnd::Status(StatusCode::TOO_MANY_REQUESTS) },
             Tried { upstream: "quotes-backup".into(), end: TriedEnd::Error("connect_failed") },
         ];
-        let cache = Some(CacheStatus::Hit { ttl: -12 });
+        let cache = Some(CacheStatus::Hit { ttl: -12, is_shared: false });
         let stand_in = Some(StandIn::Stale);
         let headers = passed_on(&Passage { cache, stand_in, tried: &tried, is_final: true, ..PASSAGE });
         assert_eq!(headers["x-hedgerow-degraded"], "stale");
