@@ -38,7 +38,7 @@ fn call(command: &str, script: &str, keys: &[&str], arguments: &[&[u8]]) -> Cmd 
 pub struct Reply(Vec<Value>);
 
 impl Reply {
-    pub(super) fn new(value: Value) -> Self {
+    pub(crate) fn new(value: Value) -> Self {
         match value {
             Value::Array(elements) => Self(elements),
             one => Self(vec![one]),

@@ -25,7 +25,7 @@ use super::{Breaker, BreakerCell, Phase, Probes, State};
 use crate::fleet::{Fault, Id, Link, Member, Reply, Script};
 
 /// How long a pod may leave its probing without a sign of life.
-const LEASE: Duration = Duration::from_secs(10);
+pub(super) const LEASE: Duration = Duration::from_secs(10);
 /// How long after its wait a pod's failure counts for the quorum: others see theirs a little later.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -75,7 +75,7 @@ pub struct Word {
 }
 
 /// The answer to a pod that wants to probe.
-enum Leave {
+pub(super) enum Leave {
     /// It may.
     Granted {
         /// Probes that have succeeded already.
@@ -100,13 +100,42 @@ impl Word {
         Some((pod, id, Self { state, since, remaining, reopens }))
     }
 
-    fn read(reply: &Reply) -> Self {
+    pub(super) fn read(reply: &Reply) -> Self {
         Self {
             state: state_of(reply.text(0)),
             since: reply.number(1) as u64,
             // Negative would be no duration; from another version it may be anything.
             remaining: Duration::from_millis(reply.number(2) as u64),
             reopens: reply.number(3) as u32,
+        }
+    }
+}
+
+impl Leave {
+    pub(super) fn read(reply: &Reply) -> Self {
+        match reply.text(0) {
+            "granted" => Self::Granted { since: reply.number(1) as u64, succeeded: reply.number(2) as u32 },
+            _ => Self::Told(Word::read(reply)),
+        }
+    }
+}
+
+impl News {
+    /// The script's op for it, and what that takes. `quorum` pods must agree to open.
+    pub(super) fn question(self, quorum: u32, now: Instant) -> (&'static str, [String; 4]) {
+        let millis = |until: Instant| until.saturating_duration_since(now).as_millis().to_string();
+        match self {
+            Self::Tripped { failures, until } => {
+                ("trip", [quorum.to_string(), failures.to_string(), millis(until), millis(until + GRACE)])
+            }
+            Self::Recanted => ("recant", <[String; 4]>::default()),
+            Self::Closed => ("settle", ["closed".into(), "0".into(), "0".into(), "0".into()]),
+            Self::Reopened { until, reopens } => {
+                ("settle", ["open".into(), millis(until), reopens.to_string(), "0".into()])
+            }
+            Self::HandedBack { until, succeeded } => {
+                ("hand_back", [millis(until), succeeded.to_string(), String::new(), String::new()])
+            }
         }
     }
 }
@@ -197,7 +226,7 @@ impl Breaker {
     }
 
     /// Whether the leave to probe must be prolonged.
-    fn probes_on_lease(&self) -> bool {
+    pub(super) fn probes_on_lease(&self) -> bool {
         matches!(&self.phase, Phase::HalfOpen(probes) if probes.lease.is_some() && probes.under_way > 0)
     }
 }
@@ -235,19 +264,21 @@ impl BreakerCell {
         let asked = tokio::spawn(async move {
             let asked_at = Instant::now();
             let leave = probe(&link, &member).await;
-            let mut core = cell.core.lock();
-            match leave {
-                Ok(Leave::Granted { succeeded, since }) => {
-                    core.take_lease(asked_at + LEASE, succeeded, since);
-                }
-                Ok(Leave::Told(word)) => core.hear_quietly(word, Instant::now()),
-                Err(_) => core.stand_alone(),
-            }
-            drop(core);
+            cell.take_leave(leave, asked_at, Instant::now());
             cell.is_asking.store(false, Ordering::Relaxed);
         });
         // It ends when the question does.
         let _ = asked.await;
+    }
+
+    /// What the answer to the question of `asked_at` changes.
+    pub(super) fn take_leave(&self, leave: Result<Leave, Fault>, asked_at: Instant, now: Instant) {
+        let mut core = self.core.lock();
+        match leave {
+            Ok(Leave::Granted { succeeded, since }) => core.take_lease(asked_at + LEASE, succeeded, since),
+            Ok(Leave::Told(word)) => core.hear_quietly(word, now),
+            Err(_) => core.stand_alone(),
+        }
     }
 
     /// What the fleet is to be told, once.
@@ -276,21 +307,7 @@ impl BreakerCell {
     /// Why it could not be told.
     pub async fn tell(&self, link: &Link, news: News, quorum: u32) -> Result<Word, Fault> {
         let Some(member) = &self.member else { return Err(Fault::Down) };
-        let now = Instant::now();
-        let millis = |until: Instant| until.saturating_duration_since(now).as_millis().to_string();
-        let (op, arguments) = match news {
-            News::Tripped { failures, until } => {
-                ("trip", [quorum.to_string(), failures.to_string(), millis(until), millis(until + GRACE)])
-            }
-            News::Recanted => ("recant", <[String; 4]>::default()),
-            News::Closed => ("settle", ["closed".into(), "0".into(), "0".into(), "0".into()]),
-            News::Reopened { until, reopens } => {
-                ("settle", ["open".into(), millis(until), reopens.to_string(), "0".into()])
-            }
-            News::HandedBack { until, succeeded } => {
-                ("hand_back", [millis(until), succeeded.to_string(), String::new(), String::new()])
-            }
-        };
+        let (op, arguments) = news.question(quorum, Instant::now());
         tell(link, member, op, arguments.each_ref().map(String::as_str)).await
     }
 
@@ -326,7 +343,7 @@ impl BreakerCell {
 
 impl Breaker {
     /// As [`Self::hear`]; the next call tells of the change.
-    fn hear_quietly(&mut self, word: Word, now: Instant) {
+    pub(super) fn hear_quietly(&mut self, word: Word, now: Instant) {
         if let moved @ Some(_) = self.hear(word, now) {
             self.moved = moved;
         }
@@ -335,14 +352,7 @@ impl Breaker {
 
 async fn probe(link: &Link, member: &Member) -> Result<Leave, Fault> {
     let lease = LEASE.as_millis().to_string();
-    let reply = ask(link, member, "probe", [&lease, "", "", ""]).await?;
-    match reply.text(0) {
-        "granted" => {
-            let (since, succeeded) = (reply.number(1) as u64, reply.number(2) as u32);
-            Ok(Leave::Granted { succeeded, since })
-        }
-        _ => Ok(Leave::Told(Word::read(&reply))),
-    }
+    Ok(Leave::read(&ask(link, member, "probe", [&lease, "", "", ""]).await?))
 }
 
 async fn ask(link: &Link, member: &Member, op: &str, arguments: [&str; 4]) -> Result<Reply, Fault> {

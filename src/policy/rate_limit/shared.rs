@@ -218,9 +218,9 @@ impl RateLimiter {
         // In a task of its own: a client that leaves would take along what was granted.
         let (limiter, cfg) = (self.clone(), *cfg);
         let asked = tokio::spawn(async move {
-            let question = limiter.question(&cfg, 1);
+            let question = limiter.question(&cfg, 1, Instant::now());
             let answer = question.put(&link, true).await;
-            limiter.take_up(&cfg, &question, answer);
+            limiter.take_up(&cfg, &question, answer, Instant::now());
             limiter.is_asking.store(false, Ordering::Relaxed);
         });
         // It ends when the question does.
@@ -260,10 +260,10 @@ impl RateLimiter {
             return Ok(());
         }
         let want = self.state.lock().line.len() as u64;
-        let question = self.question(cfg, want);
+        let question = self.question(cfg, want, Instant::now());
         let answer = question.put(link, false).await;
         let result = answer.as_ref().map(|_| ()).map_err(Clone::clone);
-        self.take_up(cfg, &question, answer);
+        self.take_up(cfg, &question, answer, Instant::now());
         self.is_asking.store(false, Ordering::Relaxed);
         result
     }
@@ -280,7 +280,7 @@ impl RateLimiter {
             state.share.standing = Standing::Unknown;
             left
         };
-        let question = Question { need: 0.0, left, ..self.question(cfg, 0) };
+        let question = Question { need: 0.0, left, ..self.question(cfg, 0, now) };
         // What cannot be given back ends by itself.
         let _ = question.put(link, false).await;
     }
@@ -290,8 +290,7 @@ impl RateLimiter {
         self.state.lock().share.lease().map(|lease| lease.share)
     }
 
-    fn question(&self, cfg: &RateLimit, want: u64) -> Question {
-        let asked_at = Instant::now();
+    pub(super) fn question(&self, cfg: &RateLimit, want: u64, asked_at: Instant) -> Question {
         let mut state = self.state.lock();
         let (is_scarce, is_new) = match state.share.standing {
             Standing::Leased(lease) => (lease.is_scarce, false),
@@ -304,8 +303,13 @@ impl RateLimiter {
     }
 
     /// What an answer changes.
-    fn take_up(&self, cfg: &RateLimit, question: &Question, answer: Result<Reply, Fault>) {
-        let now = Instant::now();
+    pub(super) fn take_up(
+        &self,
+        cfg: &RateLimit,
+        question: &Question,
+        answer: Result<Reply, Fault>,
+        now: Instant,
+    ) {
         let mut state = self.serve(cfg, now);
         match answer {
             Ok(reply) => {
@@ -328,7 +332,8 @@ impl RateLimiter {
 }
 
 /// What a pod asks for.
-struct Question {
+#[derive(Debug)]
+pub(super) struct Question {
     member: Option<Member>,
     cfg: RateLimit,
     /// Tokens a second.
@@ -356,10 +361,9 @@ impl Question {
         3 * self.rhythm(self.is_scarce)
     }
 
-    async fn put(&self, link: &Link, a_request_waits: bool) -> Result<Reply, Fault> {
-        let Some(member) = &self.member else { return Err(Fault::Down) };
-        let key = link.key("rl", &member.id);
-        let numbers = [
+    /// What the script takes beside the pod.
+    pub(super) fn numbers(&self) -> [String; 7] {
+        [
             self.cfg.rate.in_a_second().to_string(),
             self.cfg.burst.to_string(),
             self.need.to_string(),
@@ -367,7 +371,13 @@ impl Question {
             self.left.to_string(),
             u8::from(self.is_new).to_string(),
             self.term().as_millis().to_string(),
-        ];
+        ]
+    }
+
+    async fn put(&self, link: &Link, a_request_waits: bool) -> Result<Reply, Fault> {
+        let Some(member) = &self.member else { return Err(Fault::Down) };
+        let key = link.key("rl", &member.id);
+        let numbers = self.numbers();
         let mut arguments = vec![member.fleet.pod().as_bytes()];
         arguments.extend(numbers.iter().map(|number| number.as_bytes()));
         match a_request_waits {
