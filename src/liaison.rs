@@ -21,11 +21,11 @@ use crate::policy::rate_limit::RateLimiter;
 use crate::upstream::registry::Upstream;
 
 /// How often leases are looked at.
-const TICK: Duration = Duration::from_millis(250);
+pub(crate) const TICK: Duration = Duration::from_millis(250);
 /// How often leave to probe is prolonged: it lasts for ten seconds.
-const PROLONG: Duration = Duration::from_secs(3);
+pub(crate) const PROLONG: Duration = Duration::from_secs(3);
 /// How often breakers are read again that were in use, by a few pods and by many thousands.
-const RECONCILE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(120));
+pub(crate) const RECONCILE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(120));
 /// Questions at once.
 const AT_ONCE: usize = 32;
 /// For a pod that leaves to say so.

@@ -78,3 +78,6 @@ pub mod app;
 pub mod demo;
 
 pub mod cli;
+
+#[cfg(test)]
+mod fleet_simulation;

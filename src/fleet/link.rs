@@ -26,7 +26,7 @@ use super::script::{Reply, Script};
 use crate::config::SharedState;
 
 /// For what no request waits for: a connection, a sign of life, news.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// Questions in a row without an answer in time.
 const STRIKES: u32 = 3;
 /// The first wait before another try to connect; it doubles.
@@ -231,6 +231,43 @@ impl Link {
     /// Why there is no answer.
     pub async fn command_aside(&self, cmd: &Cmd) -> Result<Value, Fault> {
         self.inner.send(cmd, self.inner.patience()).await.map_err(Fault::from)
+    }
+}
+
+/// A link that nobody keeps: a simulation carries what would go over it.
+#[cfg(test)]
+impl Link {
+    /// One that is up. To be called where tasks can be spawned.
+    pub(crate) fn simulated(settings: SharedState) -> Arc<Self> {
+        let link = Self::start(settings, Weak::new());
+        link.keeper.abort();
+        link.inner.is_up.store(true, Ordering::Relaxed);
+        link
+    }
+
+    /// The answer to a sign of life, which has taken `time`.
+    pub(crate) fn beaten(&self, pods: u32, time: Duration) {
+        self.inner.took(time);
+        self.inner.pods.store(pods.max(1), Ordering::Relaxed);
+        self.inner.is_up.store(true, Ordering::Relaxed);
+    }
+
+    /// The answer to anything else.
+    pub(crate) fn answered(&self) {
+        self.inner.strikes.store(0, Ordering::Relaxed);
+    }
+
+    /// No answer within `bound`.
+    pub(crate) fn unanswered(&self, bound: Duration) {
+        self.inner.is_late(bound);
+    }
+
+    pub(crate) fn rhythm(&self) -> Duration {
+        self.inner.rhythm()
+    }
+
+    pub(crate) fn lives(&self) -> Duration {
+        3 * self.inner.rhythm().max(QUICKEST_RHYTHM)
     }
 }
 

@@ -27,6 +27,8 @@ use tokio::time::Instant;
 
 use crate::config::SharedState;
 
+#[cfg(test)]
+pub(crate) use self::link::PATIENCE;
 pub use self::link::{Fault, Link, Status};
 pub use self::script::{Reply, Script};
 
@@ -94,6 +96,14 @@ impl Fleet {
             rung: Mutex::default(),
             bell: Notify::new(),
         })
+    }
+
+    /// A pod of a simulation.
+    #[cfg(test)]
+    pub(crate) fn simulated(link: Arc<Link>) -> Arc<Self> {
+        let fleet = Self::new();
+        fleet.link.store(Some(link));
+        fleet
     }
 
     /// The name of this pod among the others.

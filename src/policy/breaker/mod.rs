@@ -35,6 +35,8 @@ pub mod shared;
 #[cfg(test)]
 mod shared_tests;
 #[cfg(test)]
+pub(crate) mod simulated;
+#[cfg(test)]
 mod tests;
 mod window;
 

@@ -27,6 +27,8 @@ mod pauses;
 mod shared;
 
 #[cfg(test)]
+pub(crate) mod simulated;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
