@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::config::RateLimit;
-use crate::fleet::{Fault, Fleet, Id, Link};
+use crate::fleet::{Id, Link};
 use crate::pipeline::Proxy;
 use crate::policy::breaker::BreakerCell;
 use crate::policy::breaker::shared::{News, Word};
@@ -61,6 +61,10 @@ pub async fn leave(proxy: &Proxy) {
                 async move { rate.give_back(link, &cfg).await }
             })
             .await;
+        // What this pod has seen fail counts no more.
+        let breakers = shared_breakers(proxy, Duration::MAX);
+        breakers.iter().for_each(|(_, breaker)| breaker.recant());
+        tell(&link, proxy.registry().fleet().pod(), breakers).await;
         link.leave(proxy.registry().fleet().pod()).await
     };
     if timeout(FAREWELL, goodbye).await.is_err() {
@@ -76,18 +80,21 @@ async fn listen(proxy: &Proxy, ears: &mut mpsc::Receiver<String>) {
     loop {
         tokio::select! {
             now = ticks.tick() => fleet.tick(now),
-            Some(word) = ears.recv() => take_in(proxy, fleet, &word),
+            Some(word) = ears.recv() => take_in(proxy, &word),
         }
     }
 }
 
-fn take_in(proxy: &Proxy, fleet: &Fleet, text: &str) {
-    let Some((pod, id, word)) = Word::parse(text) else {
+fn take_in(proxy: &Proxy, text: &str) {
+    if let Some(id) = text.strip_prefix("rate ").map(Id::from_words) {
+        let upstreams = proxy.registry().at(&proxy.snapshot(), &id.authority);
+        let rates = upstreams.iter().flat_map(|upstream| upstream.shared_rates());
+        return rates.for_each(|(_, rate)| rate.is_called_on(Instant::now()));
+    }
+    let Some((_, id, word)) = Word::parse(text) else {
         return tracing::debug!(text, "another pod said something that this version does not know");
     };
-    if pod == fleet.pod() {
-        return;
-    }
+    // This pod's own as well: a host that is another one's backup has two breakers here.
     for (upstream, breaker) in breakers_of(proxy, &id) {
         hear(&upstream, &breaker, word);
     }
@@ -116,8 +123,9 @@ async fn pass_on(proxy: &Proxy) {
         let now_turn = fleet.turn(Instant::now());
         if turn != now_turn {
             turn = now_turn;
+            // The others are read when they are called.
+            read(&link, &shared_breakers(proxy, RECONCILE.0)).await;
             let all = shared_breakers(proxy, Duration::MAX);
-            read(&link, &all).await;
             all.iter().for_each(|(_, breaker)| breaker.accuse_again());
             tell(&link, fleet.pod(), all).await;
         }
@@ -135,7 +143,10 @@ async fn tell(link: &Link, pod: &str, breakers: Vec<SharedBreaker>) {
             }
             match breaker.tell(link, news, quorum).await {
                 Ok(word) => hear(&upstream, &breaker, word),
-                Err(fault) => not_told(&upstream, &fault),
+                Err(fault) => {
+                    breaker.put_back(news);
+                    upstream.is_refused_by_fleet(&fault);
+                }
             }
         })
         .await;
@@ -146,20 +157,10 @@ async fn read(link: &Link, breakers: &[SharedBreaker]) {
         .for_each_concurrent(AT_ONCE, |(upstream, breaker)| async move {
             match breaker.read(link).await {
                 Ok(word) => hear(upstream, breaker, word),
-                Err(fault) => not_told(upstream, &fault),
+                Err(fault) => upstream.is_refused_by_fleet(&fault),
             }
         })
         .await;
-}
-
-/// The link tells of its own troubles; what is wrong with one key shows here alone.
-fn not_told(upstream: &Upstream, fault: &Fault) {
-    if let Fault::Refused(reason) = fault
-        && upstream.is_first_refusal()
-    {
-        let authority = upstream.authority();
-        tracing::warn!(%authority, reason, "this upstream's shared state cannot be used: its pods go by their own");
-    }
 }
 
 /// Keeps the leases of rates as large as the calls need.
@@ -167,16 +168,19 @@ async fn lease(proxy: &Proxy) {
     let fleet = proxy.registry().fleet();
     loop {
         sleep(TICK).await;
-        let Some(link) = fleet.up() else { continue };
         let now = Instant::now();
-        let due =
-            upstreams_with(proxy, Upstream::shared_rates).filter(|(_, (cfg, rate))| rate.is_due(cfg, now));
-        stream::iter(due.collect::<Vec<_>>())
+        // Those whose lease has ended go by another pace, and those who wait for it must hear that: also while
+        // nobody is there to ask.
+        let due: Vec<_> = upstreams_with(proxy, Upstream::shared_rates)
+            .filter(|(_, (cfg, rate))| rate.is_due(cfg, now))
+            .collect();
+        let Some(link) = fleet.up() else { continue };
+        stream::iter(due)
             .for_each_concurrent(AT_ONCE, |(upstream, (cfg, rate))| {
                 let link = &link;
                 async move {
                     if let Err(fault) = rate.renew(link, &cfg).await {
-                        not_told(&upstream, &fault);
+                        upstream.is_refused_by_fleet(&fault);
                     }
                 }
             })
@@ -192,11 +196,18 @@ async fn look_again(proxy: &Proxy) {
         // Pods that were started together need not ask together.
         sleep(PROLONG.mul_f64(0.8 + 0.2 * fastrand::f64())).await;
         let Some(link) = fleet.up() else { continue };
-        for (upstream, breaker) in shared_breakers(proxy, Duration::MAX) {
-            if let Err(fault) = breaker.prolong(&link).await {
-                not_told(&upstream, &fault);
-            }
-        }
+        stream::iter(shared_breakers(proxy, Duration::MAX))
+            .for_each_concurrent(AT_ONCE, |(upstream, breaker)| {
+                let link = &link;
+                async move {
+                    match breaker.prolong(link).await {
+                        Ok(Some(word)) => hear(&upstream, &breaker, word),
+                        Ok(None) => {}
+                        Err(fault) => upstream.is_refused_by_fleet(&fault),
+                    }
+                }
+            })
+            .await;
         let every = (Duration::from_millis(6) * fleet.pods()).clamp(RECONCILE.0, RECONCILE.1);
         if last.elapsed() >= every {
             last = Instant::now();

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Fleet;
 use super::connect::{Connection, connect};
 use super::script::{Reply, Script};
-use crate::config::SharedState;
+use crate::config::{RedisKind, SharedState};
 
 /// For what no request waits for: a connection, a sign of life, news.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -36,6 +36,8 @@ const QUICKEST_RHYTHM: Duration = Duration::from_secs(10);
 const SLOWEST_RHYTHM: Duration = Duration::from_secs(30);
 /// A connection that has lasted so long is no sign of trouble when it ends.
 const STEADY: Duration = Duration::from_secs(10);
+/// The least time between two looks at a server that some find wanting and others not.
+const BREATH: Duration = Duration::from_millis(250);
 /// How often a slow server is looked at.
 const SLOW_RHYTHM: Duration = Duration::from_secs(1);
 
@@ -101,15 +103,15 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Begins to connect, in a task of its own.
-    pub(super) fn start(settings: SharedState, fleet: Weak<Fleet>) -> Arc<Self> {
+    /// Begins to connect, in a task of its own. Until it has counted them there are so many `pods`.
+    pub(super) fn start(settings: SharedState, fleet: Weak<Fleet>, pods: u32) -> Arc<Self> {
         let inner = Arc::new(Inner {
             settings,
             connection: ArcSwapOption::empty(),
             is_up: AtomicBool::new(false),
             is_slow: AtomicBool::new(false),
             strikes: AtomicU32::new(0),
-            pods: AtomicU32::new(1),
+            pods: AtomicU32::new(pods),
             doubt: Notify::new(),
             rose: Notify::new(),
             status: Mutex::new((SystemTime::now(), None)),
@@ -239,7 +241,7 @@ impl Link {
 impl Link {
     /// One that is up. To be called where tasks can be spawned.
     pub(crate) fn simulated(settings: SharedState) -> Arc<Self> {
-        let link = Self::start(settings, Weak::new());
+        let link = Self::start(settings, Weak::new(), 1);
         link.keeper.abort();
         link.inner.is_up.store(true, Ordering::Relaxed);
         link
@@ -276,7 +278,8 @@ fn pods_key(settings: &SharedState) -> String {
 }
 
 fn channel(settings: &SharedState) -> String {
-    format!("{}:news", settings.prefix)
+    // Published words know no databases.
+    format!("{}:news:{}", settings.prefix, settings.redis.database)
 }
 
 /// Why a command has no answer.
@@ -300,15 +303,18 @@ impl From<Failed> for Fault {
 /// Whether the next question would fare no better. An error that the server raises within a script comes with a
 /// code of its own, or with its code in the text.
 fn is_of_server(error: &RedisError) -> bool {
-    const CODES: [&str; 9] =
-        ["OOM", "MISCONF", "NOAUTH", "NOREPLICAS", "BUSY", "READONLY", "NOPERM", "LOADING", "MASTERDOWN"];
+    const CODES: [&str; 8] =
+        ["OOM", "MISCONF", "NOAUTH", "NOREPLICAS", "BUSY", "READONLY", "LOADING", "MASTERDOWN"];
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::ResponseError) | ErrorKind::Extension => {
             let code = error.code().unwrap_or_default();
             let detail = error.detail().unwrap_or_default();
             CODES.iter().any(|known| *known == code || detail.contains(known))
         }
-        ErrorKind::Server(kind) => !matches!(kind, ServerErrorKind::NoScript | ServerErrorKind::CrossSlot),
+        ErrorKind::Server(kind) => {
+            use ServerErrorKind::{CrossSlot, NoPerm, NoScript};
+            !matches!(kind, NoScript | CrossSlot | NoPerm)
+        }
         ErrorKind::UnexpectedReturnType => false,
         _ => true,
     }
@@ -427,7 +433,10 @@ impl Inner {
     /// How long a sign of life has taken.
     fn took(&self, time: Duration) {
         self.strikes.store(0, Ordering::Relaxed);
-        self.note_pace(time > self.settings.timeout, time);
+        // It has to become clearly quicker, or it would be one and the other in turns.
+        let was_slow = self.is_slow.load(Ordering::Relaxed);
+        let bound = if was_slow { self.settings.timeout / 2 } else { self.settings.timeout };
+        self.note_pace(time > bound, time);
     }
 
     fn note_pace(&self, is_slow: bool, time: Duration) {
@@ -463,7 +472,7 @@ async fn keep(inner: Arc<Inner>, fleet: Weak<Fleet>) {
                 if let Some(fleet) = fleet.upgrade() {
                     fleet.begin_turn();
                 }
-                let reason = stay(&inner, &pod).await;
+                let reason = stay(&inner, &fleet, &pod).await;
                 inner.falls(reason);
             }
             Err(reason) => inner.falls(reason),
@@ -495,13 +504,15 @@ async fn open(inner: &Arc<Inner>, fleet: &Weak<Fleet>, pod: &str) -> Result<(), 
         _ => {}
     };
     let redis = &inner.settings.redis;
-    let opened = timeout(patience, async {
+    // Each of several servers may need its time to turn out to be mute.
+    let within = if redis.kind == RedisKind::Single { patience } else { 4 * patience };
+    let opened = timeout(within, async {
         let mut connection = connect(redis, patience, on_push).await?;
         connection.subscribe(&channel(&inner.settings)).await?;
         Ok::<_, RedisError>(connection)
     });
     let connection = match opened.await {
-        Err(_) => return Err(format!("no connection within {patience:?}")),
+        Err(_) => return Err(format!("no connection within {within:?}")),
         Ok(opened) => opened.map_err(|error| error.to_string())?,
     };
     inner.connection.store(Some(Arc::new(connection)));
@@ -509,13 +520,25 @@ async fn open(inner: &Arc<Inner>, fleet: &Weak<Fleet>, pod: &str) -> Result<(), 
 }
 
 /// Says from time to time that the pod lives, and at once when that is in doubt; returns why it cannot.
-async fn stay(inner: &Inner, pod: &str) -> String {
+async fn stay(inner: &Inner, fleet: &Weak<Fleet>, pod: &str) -> String {
+    let mut heard = Instant::now();
     loop {
         let rhythm = inner.rhythm().mul_f64(0.9 + 0.2 * fastrand::f64());
         // Whether its time has come or somebody doubts: the answer is the same.
         let _ = timeout(rhythm, inner.doubt.notified()).await;
+        let was_down = !inner.is_up.load(Ordering::Relaxed);
         match inner.beat(pod).await {
-            Ok(()) => inner.rises(),
+            Ok(()) => {
+                inner.rises();
+                let Some(fleet) = fleet.upgrade().filter(|_| was_down) else { continue };
+                // One server of several may have gone with what it had to say. What was to be told meanwhile is left.
+                match heard.elapsed() > STEADY {
+                    true => fleet.begin_turn(),
+                    false => fleet.nudge(),
+                }
+                heard = Instant::now();
+                sleep(BREATH).await;
+            }
             Err(fault) => return fault.to_string(),
         }
     }

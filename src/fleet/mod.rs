@@ -15,6 +15,7 @@ mod connect;
 mod link;
 mod script;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +48,7 @@ pub struct Fleet {
     ticked: AtomicU64,
     epoch: Instant,
     heard: (mpsc::Sender<String>, Mutex<Option<mpsc::Receiver<String>>>),
-    rung: Mutex<Vec<Id>>,
+    rung: Mutex<HashSet<Id>>,
     bell: Notify,
 }
 
@@ -58,6 +59,22 @@ pub struct Id {
     pub authority: Arc<str>,
     /// The route's name.
     pub route: Option<Arc<str>>,
+}
+
+impl Id {
+    /// As it stands in what pods publish: an authority holds no space.
+    pub fn in_words(&self) -> String {
+        format!("{} {}", self.authority, self.route.as_deref().unwrap_or_default())
+    }
+
+    /// The same, read.
+    pub fn from_words(text: &str) -> Self {
+        let (authority, route) = text.split_once(' ').unwrap_or((text, ""));
+        Self {
+            authority: authority.into(),
+            route: Some(route).filter(|route| !route.is_empty()).map(Arc::from),
+        }
+    }
 }
 
 impl fmt::Display for Id {
@@ -118,7 +135,8 @@ impl Fleet {
         if current.as_ref().map(|link| link.settings()) == settings {
             return;
         }
-        let link = settings.map(|settings| Link::start(settings.clone(), Arc::downgrade(self)));
+        let pods = self.pods();
+        let link = settings.map(|settings| Link::start(settings.clone(), Arc::downgrade(self), pods));
         self.link.store(link);
         self.begin_turn();
     }
@@ -160,19 +178,15 @@ impl Fleet {
         self.bell.notify_one();
     }
 
-    /// The guards of `id` have something to tell. They ring once until it was taken, so what is held here is
-    /// bounded by their number.
+    /// The guards of `id` have something to tell.
     pub fn ring(&self, id: &Id) {
-        self.rung.lock().push(id.clone());
+        self.rung.lock().insert(id.clone());
         self.bell.notify_one();
     }
 
     /// Whose bell was rung, each once.
-    pub fn answer(&self) -> Vec<Id> {
-        let mut rung = std::mem::take(&mut *self.rung.lock());
-        rung.sort_unstable_by(|a, b| (&a.authority, &a.route).cmp(&(&b.authority, &b.route)));
-        rung.dedup();
-        rung
+    pub fn answer(&self) -> HashSet<Id> {
+        std::mem::take(&mut *self.rung.lock())
     }
 
     /// Has the liaison look whether something is to be done.

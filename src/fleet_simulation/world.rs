@@ -535,8 +535,8 @@ impl World {
         }
         for lane in 0..self.setting.upstreams {
             let at = At { pod, lane };
-            if self.lane(at).breaker.must_prolong() {
-                self.ask_breaker(at, Kind::Prolong, breaker::simulated::prolong());
+            if let Some(since) = self.lane(at).breaker.must_prolong() {
+                self.ask_breaker(at, Kind::Prolong, breaker::simulated::prolong(since));
             }
             if is_time && self.now - self.lane(at).used <= every {
                 self.ask_breaker(at, Kind::Read, breaker::simulated::read());
@@ -583,7 +583,7 @@ impl World {
     fn ask_rate(&mut self, at: At, question: Question, kind: fn(Question) -> Kind) {
         let key = format!("hedgerow:rl:{}", self.lane(at).id);
         let mut arguments = vec![self.pods[at.pod].fleet.pod().to_owned()];
-        arguments.extend(question.numbers());
+        arguments.extend(question.arguments("hedgerow:news", &format!("{} ", self.lane(at).id.authority)));
         self.send(at, kind(question), Script::Rate, "rate", key, arguments);
     }
 

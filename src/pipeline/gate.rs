@@ -1,7 +1,7 @@
 //! The gates that every attempt passes at the upstream it goes to: breaker, bulkhead, rate token, and the
 //! breaker once more, since it may have opened while the attempt waited.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, Response, StatusCode};
 use tokio::time::Instant;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::call::{Call, Progress};
 use crate::config::RateLimit;
 use crate::error::{Error, Stage};
+use crate::fleet::Fault;
 use crate::policy::breaker::{Admission, Open, State};
 use crate::policy::bulkhead::{Permit, Refused};
 use crate::policy::identity::Credential;
@@ -45,12 +46,16 @@ pub async fn enter(
     let stages = lane.stages();
     if let Some(breaker) = &stages.breaker {
         if breaker.is_shared && lane.breaker().is_behind(now) {
-            Box::pin(lane.breaker().catch_up(now)).await;
+            let caught_up = Box::pin(lane.breaker().catch_up(now, ask_until(lane, now, deadline))).await;
+            note(lane, caught_up);
         }
-        match lane.breaker().check(breaker, now) {
-            // Who probes is asked when the rest is passed.
-            Err(refusal) if !refusal.is_due => return Err(open(lane, refusal)),
-            _ => {}
+        // Who probes is asked when the rest is passed.
+        if let Err(refusal) = lane.breaker().check(breaker, now) {
+            let is_due = refusal.is_due;
+            let error = open(lane, refusal);
+            if !is_due {
+                return Err(error);
+            }
         }
     }
     let mut at = now;
@@ -59,7 +64,8 @@ pub async fn enter(
         && rate.is_shared
         && lane.rate().must_ask(rate, now)
     {
-        Box::pin(lane.rate().ask(rate)).await;
+        let asked = Box::pin(lane.rate().ask(rate, ask_until(lane, now, deadline))).await;
+        note(lane, asked);
         at = Instant::now();
     }
     // Who is paused waits for that in front of the bulkhead: the permits are for those who may go.
@@ -96,7 +102,7 @@ pub async fn enter(
     }
     let admission = match admit(lane, at) {
         Err(refusal) if refusal.is_due => {
-            Box::pin(lane.breaker().ask_to_probe()).await;
+            Box::pin(lane.breaker().ask_to_probe(ask_until(lane, at, deadline))).await;
             at = Instant::now();
             admit(lane, at)
         }
@@ -104,6 +110,19 @@ pub async fn enter(
     };
     let admission = admission.map_err(|refusal| open(lane, refusal))?;
     Ok(Pass { permit, admission, at })
+}
+
+/// Until when a call waits for what other pods know. Half of what is left to it at most: it can do without.
+fn ask_until(lane: &Lane, now: Instant, deadline: Option<Instant>) -> Instant {
+    let patience = lane.config().shared_state.as_ref().map_or(Duration::ZERO, |shared| shared.timeout);
+    let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(now));
+    now + patience.min(left / 2)
+}
+
+fn note(lane: &Lane, asked: Result<(), Fault>) {
+    if let Err(fault) = asked {
+        lane.upstream.is_refused_by_fleet(&fault);
+    }
 }
 
 /// Who asks in the upstream's eyes: by the caller's credentials, unless the policy puts its own in their place.

@@ -15,7 +15,7 @@ use http::header::HeaderMap;
 use tokio::time::Instant;
 
 use crate::call::{Fate, Progress};
-use crate::error::Error;
+use crate::error::{Error, Stage};
 use crate::policy::breaker::{Admission, Verdict};
 use crate::telemetry::metrics::{AttemptKind, AttemptResult};
 use crate::upstream::registry::Lane;
@@ -186,7 +186,11 @@ impl Judge {
         let verdict = match error {
             Error::DeadlineExceeded { .. } => self.by_deadline(now),
             _ if self.is_refused => Verdict::Neutral,
-            error if error.counts_against_upstream() => self.failure(),
+            error if error.counts_against_upstream() => match result_of(error) {
+                // A name, a route or a trusted root may be missing in this pod alone.
+                AttemptResult::Connect | AttemptResult::Tls | AttemptResult::Timeout => Verdict::Unreached,
+                _ => self.failure(),
+            },
             _ => Verdict::Neutral,
         };
         self.close(verdict, result_of(error), now);
@@ -220,10 +224,13 @@ impl Judge {
         if now.saturating_duration_since(self.started) >= chance { self.failure() } else { Verdict::Neutral }
     }
 
-    /// What came of a request that went out, or why none did: a name, a route or a trusted root may be missing in
-    /// this pod alone.
+    /// What came of a request that went out; or there was no way for it, as this pod sees it.
     fn failure(&self) -> Verdict {
-        if self.is_sent { Verdict::Failure } else { Verdict::Unreached }
+        match self.progress.stage() {
+            Stage::Dns | Stage::Connect => Verdict::Unreached,
+            _ if self.is_sent => Verdict::Failure,
+            _ => Verdict::Unreached,
+        }
     }
 
     fn status_result(&self, status: StatusCode) -> AttemptResult {

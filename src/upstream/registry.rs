@@ -21,7 +21,7 @@ use super::pool::Pool;
 use super::socket::Socket;
 use crate::call::Needs;
 use crate::config::{Config, Origin, OwnState, RateLimit, Route, Stages, UpstreamPolicy, UpstreamTls};
-use crate::fleet::{Fleet, Id, Member};
+use crate::fleet::{Fault, Fleet, Id, Member};
 use crate::policy::breaker::{BreakerCell, State};
 use crate::policy::budget::ExtraLoadBudget;
 use crate::policy::bulkhead::Bulkhead;
@@ -416,9 +416,15 @@ impl Upstream {
         found
     }
 
-    /// Whether nobody has been told yet that the shared state of this upstream cannot be used.
-    pub fn is_first_refusal(&self) -> bool {
-        !self.is_refused.swap(true, Ordering::Relaxed)
+    /// Tells the log, once, that what pods share of this upstream cannot be used. The link tells of its own
+    /// troubles.
+    pub fn is_refused_by_fleet(&self, fault: &Fault) {
+        if let Fault::Refused(reason) = fault
+            && !self.is_refused.swap(true, Ordering::Relaxed)
+        {
+            let authority = &self.authority;
+            tracing::warn!(%authority, reason, "what pods share of this upstream cannot be used: each goes by its own");
+        }
     }
 
     /// Tells metrics and log that one of its breakers has changed its state, and through whom.

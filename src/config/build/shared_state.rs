@@ -18,7 +18,7 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 const QUORUM: u32 = 2;
 /// Beyond it a number of pods is a slip.
-const LARGEST_QUORUM: u32 = 10_000;
+const LARGEST_QUORUM: u32 = 1_000;
 const PREFIX: &str = "hedgerow";
 const LONGEST_PREFIX: usize = 64;
 

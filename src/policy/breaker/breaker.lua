@@ -6,6 +6,9 @@
 -- (probes); and for each pod that has opened its own breaker, until the fleet's opens, e:POD = "ms:failures", where ms
 -- is until when that counts. What is missing or unreadable reads as 0 or as no state.
 --
+-- A state that lies in the future is one from before this server's clock went back, or another server's: it reads as
+-- none.
+--
 -- ARGV: op, pod, channel, id, then what the op takes. Answers {state, since, remaining ms, reopens}, or to a pod
 -- that may probe {'granted', since, succeeded}.
 local key, op, pod, channel, id = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -13,12 +16,20 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function number(text)
-  return tonumber(text or '') or 0
+  local found = tonumber(text or '') or 0
+  if found ~= found or math.abs(found) > 1e15 then return 0 end
+  return found
 end
 
 local found = redis.call('HMGET', key, 'state', 'since', 'open_until_ts', 'reopens', 'lease', 'lease_until_ts')
 local state, since, open_until, reopens = found[1] or '', number(found[2]), number(found[3]), number(found[4])
 local lease, lease_until = found[5], number(found[6])
+if since > now + 60000 then
+  state, since, open_until, reopens = '', 0, 0, 0
+end
+if lease_until > now + 60000 then
+  lease_until = 0
+end
 
 local function remaining()
   if state == 'open' then return math.max(0, open_until - now) end
@@ -64,7 +75,7 @@ end
 
 -- A pod has opened its own breaker. ARGV: quorum, failures, its wait (ms), for how long that counts (ms).
 if op == 'trip' then
-  if state == 'open' or state == 'half_open' then
+  if remaining() > 0 then
     return told()
   end
   redis.call('HSET', key, 'e:' .. pod, (now + ARGV[8]) .. ':' .. ARGV[6])
@@ -90,10 +101,10 @@ if op == 'trip' then
   return told()
 end
 
--- A pod has a call to make and the wait is over for it. Where there is no state it was lost, and the pod knows better.
--- ARGV: for how long it may take (ms).
+-- A pod has a call to make and the wait is over for it. Where there is no state it was lost: what the pod finds out is
+-- its own business then, as at the beginning. ARGV: for how long it may take (ms).
 if op == 'probe' then
-  local is_free = state == '' or (state == 'open' and open_until <= now)
+  local is_free = (state == 'open' and open_until <= now)
     or (state == 'half_open' and (lease_until <= now or lease == pod))
   if not is_free then
     return told()
@@ -105,22 +116,23 @@ if op == 'probe' then
   return { 'granted', since, number(redis.call('HGET', key, 'succeeded')) }
 end
 
--- The rest is for the pod that probes. One that was away too long finds that it no longer is.
-if state ~= 'half_open' or lease ~= pod then
+-- The rest is for the pod that probes, about the leave that began at ARGV[5]. One that was away too long finds that it
+-- no longer has it, and so does what it said of an earlier one and what comes late.
+if state ~= 'half_open' or lease ~= pod or since ~= number(ARGV[5]) then
   return told()
 end
 
 -- It goes on. ARGV: for how long it may take (ms).
 if op == 'prolong' then
-  lease_until = now + ARGV[5]
+  lease_until = now + ARGV[6]
   redis.call('HSET', key, 'lease_until_ts', lease_until)
   keep()
 end
 
--- It knows. ARGV: closed or open, the wait (ms), failed returns.
+-- It knows. ARGV: the wait (ms), failed returns; or closed.
 if op == 'settle' then
   redis.call('HDEL', key, 'succeeded')
-  if ARGV[5] == 'open' then
+  if ARGV[6] ~= 'closed' then
     redis.call('HSET', key, 'last_failure_ts', now)
     open(number(ARGV[6]), number(ARGV[7]))
   else
@@ -133,8 +145,8 @@ end
 
 -- It knows nothing yet. ARGV: the wait (ms), probes that have succeeded.
 if op == 'hand_back' then
-  redis.call('HSET', key, 'succeeded', number(ARGV[6]))
-  open(number(ARGV[5]), reopens)
+  redis.call('HSET', key, 'succeeded', number(ARGV[7]))
+  open(number(ARGV[6]), reopens)
 end
 
 return told()

@@ -4,7 +4,7 @@
 //! rejected: failures in a row, window and epoch must change together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -21,8 +21,10 @@ pub struct BreakerCell {
     pub(super) member: Option<Member>,
     /// The turn in which it last heard how things are.
     pub(super) turn: AtomicU64,
-    /// A call asks whether it may probe.
-    pub(super) is_asking: AtomicBool,
+    /// For the call that asks how things are.
+    pub(super) catching_up: tokio::sync::Mutex<()>,
+    /// For the call that asks whether it may probe.
+    pub(super) asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl BreakerCell {
@@ -36,7 +38,7 @@ impl BreakerCell {
         Arc::new(Self { member: Some(member), ..Self::default() })
     }
 
-    /// Every change of the core is made here, so that the fleet hears of it.
+    /// Changes the core, and rings when it has news for the fleet. What only takes in news needs no bell.
     fn with<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
         let mut core = self.core.lock();
         let had_news = core.news.is_some();

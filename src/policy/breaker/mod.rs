@@ -45,7 +45,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::shared::News;
+use self::shared::{Lease, News};
 use self::window::{Counts, Window};
 use crate::config;
 use crate::units::Percent;
@@ -187,8 +187,8 @@ enum Phase {
 struct Probes {
     under_way: u32,
     succeeded: u32,
-    /// Until when the fleet leaves the probing to this pod, if it was asked.
-    lease: Option<Instant>,
+    /// The fleet's leave to probe, where it decides.
+    lease: Option<Lease>,
     /// The upstream asked for patience.
     wait_until: Option<Instant>,
     /// One of them passed the slow mark.
@@ -376,6 +376,10 @@ impl Breaker {
 
     /// Draws the conclusions that time and new counts call for.
     fn settle(&mut self, cfg: &config::Breaker, now: Instant) {
+        if !cfg.is_shared {
+            self.news = None;
+            self.has_accused = false;
+        }
         if cfg.slow_rate.is_some() {
             self.slow_after = cfg.slow_after;
             self.sweep(cfg, now);
@@ -465,7 +469,7 @@ impl Breaker {
     }
 
     fn trip(&mut self, cfg: &config::Breaker, is_evident: bool, now: Instant) {
-        let is_leased = self.is_leased();
+        let lease = self.lease();
         self.reopens = match self.phase {
             Phase::HalfOpen(_) => self.reopens.saturating_add(1),
             Phase::Closed | Phase::Open { .. } => 0,
@@ -475,19 +479,18 @@ impl Breaker {
         // A tenth either way around the bound too: sidecars that have reached it must not meet there.
         let spread = 0.9 + 0.2 * (self.jitter)();
         let until = now + wait.mul_f64(spread);
-        self.enter(Phase::Open { until: Some(until), is_fleets: is_leased });
-        if is_leased {
-            self.news = Some(News::Reopened { until, reopens: self.reopens });
+        self.enter(Phase::Open { until: Some(until), is_fleets: lease.is_some() });
+        if let Some(Lease { since, .. }) = lease {
+            self.news = Some(News::Reopened { since, until, reopens: self.reopens });
         } else if cfg.is_shared && is_evident {
             self.accuse(until);
         }
     }
 
     fn close(&mut self) {
-        if self.is_leased() {
-            self.news = Some(News::Closed);
-        } else {
-            self.recant();
+        match self.lease() {
+            Some(Lease { since, .. }) => self.news = Some(News::Closed { since }),
+            None => self.recant(),
         }
         self.start_anew();
     }
@@ -526,7 +529,7 @@ impl Breaker {
 impl Probes {
     /// Whether the fleet's leave has ended while nobody probed.
     fn has_lapsed(&self, now: Instant) -> bool {
-        self.under_way == 0 && self.lease.is_some_and(|until| until <= now)
+        self.under_way == 0 && self.lease.is_some_and(|lease| lease.until <= now)
     }
 
     /// Whether there is a place for one more, or when there may be.

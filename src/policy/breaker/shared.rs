@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::{Breaker, BreakerCell, Phase, Probes, State};
 use crate::fleet::{Fault, Id, Link, Member, Reply, Script};
@@ -28,6 +28,9 @@ use crate::fleet::{Fault, Id, Link, Member, Reply, Script};
 pub(super) const LEASE: Duration = Duration::from_secs(10);
 /// How long after its wait a pod's failure counts for the quorum: others see theirs a little later.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// An op of the script, and what that takes.
+pub(crate) type Question = (&'static str, Vec<String>);
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("breaker.lua")));
 
@@ -44,9 +47,14 @@ pub enum News {
     /// It has found the upstream well again, by a probe of its own.
     Recanted,
     /// The probes that the fleet left to it succeeded.
-    Closed,
+    Closed {
+        /// When its leave to probe began, in Redis's milliseconds.
+        since: u64,
+    },
     /// They failed.
     Reopened {
+        /// When its leave to probe began.
+        since: u64,
         /// When the next probe may pass.
         until: Instant,
         /// Failed returns so far.
@@ -54,6 +62,8 @@ pub enum News {
     },
     /// They decided nothing: they were cancelled, pushed back, or too few yet.
     HandedBack {
+        /// When its leave to probe began.
+        since: u64,
         /// When the next probe may pass.
         until: Instant,
         /// Those that succeeded.
@@ -74,6 +84,15 @@ pub struct Word {
     pub reopens: u32,
 }
 
+/// A pod's leave to probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// When it ends.
+    pub until: Instant,
+    /// When it began, in Redis's milliseconds: what is said of it later is known by that.
+    pub since: u64,
+}
+
 /// The answer to a pod that wants to probe.
 pub(super) enum Leave {
     /// It may.
@@ -89,14 +108,13 @@ pub(super) enum Leave {
 impl Word {
     /// Reads what was published: the pod that did, the guards' id, the state.
     pub fn parse(text: &str) -> Option<(&str, Id, Self)> {
-        let mut parts = text.splitn(7, ' ');
+        let mut parts = text.splitn(6, ' ');
         let pod = parts.next()?;
         let state = state_of(parts.next()?);
         let since = parts.next()?.parse().ok()?;
         let remaining = Duration::from_millis(parts.next()?.parse().ok()?);
         let reopens = parts.next()?.parse().ok()?;
-        let authority = parts.next()?.into();
-        let id = Id { authority, route: parts.next().filter(|route| !route.is_empty()).map(Arc::from) };
+        let id = Id::from_words(parts.next()?);
         Some((pod, id, Self { state, since, remaining, reopens }))
     }
 
@@ -122,19 +140,21 @@ impl Leave {
 
 impl News {
     /// The script's op for it, and what that takes. `quorum` pods must agree to open.
-    pub(super) fn question(self, quorum: u32, now: Instant) -> (&'static str, [String; 4]) {
-        let millis = |until: Instant| until.saturating_duration_since(now).as_millis().to_string();
+    pub(super) fn question(self, quorum: u32, now: Instant) -> Question {
+        let millis = |until: Instant| until.saturating_duration_since(now).as_millis() as u64;
+        let numbers = |op, arguments: &[u64]| (op, arguments.iter().map(u64::to_string).collect());
         match self {
             Self::Tripped { failures, until } => {
-                ("trip", [quorum.to_string(), failures.to_string(), millis(until), millis(until + GRACE)])
+                let (wait, counts) = (millis(until), millis(until + GRACE));
+                numbers("trip", &[quorum.into(), failures.into(), wait, counts])
             }
-            Self::Recanted => ("recant", <[String; 4]>::default()),
-            Self::Closed => ("settle", ["closed".into(), "0".into(), "0".into(), "0".into()]),
-            Self::Reopened { until, reopens } => {
-                ("settle", ["open".into(), millis(until), reopens.to_string(), "0".into()])
+            Self::Recanted => numbers("recant", &[]),
+            Self::Closed { since } => ("settle", vec![since.to_string(), "closed".into()]),
+            Self::Reopened { since, until, reopens } => {
+                numbers("settle", &[since, millis(until), reopens.into()])
             }
-            Self::HandedBack { until, succeeded } => {
-                ("hand_back", [millis(until), succeeded.to_string(), String::new(), String::new()])
+            Self::HandedBack { since, until, succeeded } => {
+                numbers("hand_back", &[since, millis(until), succeeded.into()])
             }
         }
     }
@@ -167,9 +187,9 @@ impl Breaker {
         self.moved.take()
     }
 
-    /// The fleet leaves the probing to this pod until `lease`.
-    pub(super) fn take_lease(&mut self, lease: Instant, succeeded: u32, since: u64) {
-        self.heard = self.heard.max(since);
+    /// The fleet leaves the probing to this pod.
+    pub(super) fn take_lease(&mut self, lease: Lease, succeeded: u32) {
+        self.heard = self.heard.max(lease.since);
         if matches!(self.phase, Phase::Open { is_fleets: true, .. }) && !self.is_forced {
             let lease = Some(lease);
             self.enter(Phase::HalfOpen(Probes { lease, succeeded, ..Probes::default() }));
@@ -186,21 +206,19 @@ impl Breaker {
     /// Gives the leave to probe back when no probe is under way and nothing is decided.
     pub(super) fn hand_back(&mut self, now: Instant) {
         let Phase::HalfOpen(probes) = &self.phase else { return };
-        if probes.lease.is_none() || probes.under_way > 0 {
-            return;
-        }
+        let Some(Lease { since, .. }) = probes.lease.filter(|_| probes.under_way == 0) else { return };
         let until = probes.wait_until.map_or(now, |until| until.max(now));
-        self.news = Some(News::HandedBack { until, succeeded: probes.succeeded });
+        self.news = Some(News::HandedBack { since, until, succeeded: probes.succeeded });
         self.enter(Phase::Open { until: Some(until), is_fleets: true });
     }
 
     /// What the fleet may count on is taken back, since an operator has the last word here.
     pub(super) fn give_up_part(&mut self) {
-        match &self.phase {
-            Phase::HalfOpen(Probes { lease: Some(until), .. }) => {
-                self.news = Some(News::HandedBack { until: *until, succeeded: 0 });
+        match self.lease() {
+            Some(Lease { since, until }) => {
+                self.news = Some(News::HandedBack { since, until, succeeded: 0 });
             }
-            _ => self.recant(),
+            None => self.recant(),
         }
     }
 
@@ -217,17 +235,33 @@ impl Breaker {
         }
     }
 
-    pub(super) fn is_leased(&self) -> bool {
-        matches!(self.phase, Phase::HalfOpen(Probes { lease: Some(_), .. }))
+    /// The leave under which it probes.
+    pub(super) fn lease(&self) -> Option<Lease> {
+        match &self.phase {
+            Phase::HalfOpen(probes) => probes.lease,
+            Phase::Closed | Phase::Open { .. } => None,
+        }
     }
 
     fn is_fleets(&self) -> bool {
-        self.is_leased() || matches!(self.phase, Phase::Open { is_fleets: true, .. })
+        self.lease().is_some() || matches!(self.phase, Phase::Open { is_fleets: true, .. })
     }
 
-    /// Whether the leave to probe must be prolonged.
-    pub(super) fn probes_on_lease(&self) -> bool {
-        matches!(&self.phase, Phase::HalfOpen(probes) if probes.lease.is_some() && probes.under_way > 0)
+    /// The leave to probe, when it must be prolonged.
+    pub(super) fn lease_in_use(&self) -> Option<Lease> {
+        match &self.phase {
+            Phase::HalfOpen(probes) if probes.under_way > 0 => probes.lease,
+            _ => None,
+        }
+    }
+
+    /// The leave that began at `since` lasts until then.
+    pub(super) fn prolong(&mut self, since: u64, until: Instant) {
+        if let Phase::HalfOpen(Probes { lease: Some(lease), .. }) = &mut self.phase
+            && lease.since == since
+        {
+            lease.until = until;
+        }
     }
 }
 
@@ -238,34 +272,39 @@ impl BreakerCell {
         self.turn.load(Ordering::Relaxed) != member.fleet.turn(now)
     }
 
-    /// Asks how things are, for a call that would go on with old news; waits no longer than
-    /// `shared_state.timeout`. Whatever comes of it, nobody asks again in this turn.
-    pub async fn catch_up(&self, now: Instant) {
-        let Some(member) = &self.member else { return };
-        let turn = member.fleet.turn(now);
-        if let Some(link) = member.fleet.link()
-            && let Ok(reply) = ask(&link, member, "read", [""; 4]).await
-        {
-            self.core.lock().hear_quietly(Word::read(&reply), Instant::now());
+    /// Asks how things are, for a call that would go on with old news and has something better to do at `end`. One
+    /// call asks for all. Whatever comes of it, nobody asks again in this turn.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub async fn catch_up(&self, now: Instant, end: Instant) -> Result<(), Fault> {
+        let Some(member) = &self.member else { return Ok(()) };
+        let Some(link) = member.fleet.link() else { return Ok(()) };
+        let Ok(_place) = timeout_at(end, self.catching_up.lock()).await else { return Ok(()) };
+        if !self.is_behind(now) {
+            return Ok(());
         }
+        let turn = member.fleet.turn(now);
+        let answer = ask(&link, member, end, "read", &[]).await;
         self.turn.store(turn, Ordering::Relaxed);
+        let word = Word::read(&answer?);
+        self.core.lock().hear_quietly(word, Instant::now());
+        Ok(())
     }
 
-    /// Asks to be the one who probes, for a call that found the wait over, and waits for the answer no longer than
-    /// `shared_state.timeout`. One call asks at a time. Where nobody answers, the pod is left to itself.
-    pub async fn ask_to_probe(self: &Arc<Self>) {
-        let Some(member) = &self.member else { return self.core.lock().stand_alone() };
-        let Some(link) = member.fleet.link() else { return self.core.lock().stand_alone() };
-        if self.is_asking.swap(true, Ordering::Relaxed) {
-            return;
-        }
+    /// Asks to be the one who probes, for a call that found the wait over and has something better to do at `end`.
+    /// One call asks at a time. Where nobody answers, the pod is left to itself.
+    pub async fn ask_to_probe(self: &Arc<Self>, end: Instant) {
+        let link = self.member.as_ref().and_then(|member| Some((member.clone(), member.fleet.link()?)));
+        let Some((member, link)) = link else { return self.core.lock().stand_alone() };
+        let Ok(place) = self.asking.clone().try_lock_owned() else { return };
         // In a task of its own: a client that leaves would leave a lease behind that nobody uses.
-        let (cell, member) = (self.clone(), member.clone());
+        let cell = self.clone();
         let asked = tokio::spawn(async move {
+            let _place = place;
             let asked_at = Instant::now();
-            let leave = probe(&link, &member).await;
+            let leave = probe(&link, &member, end).await;
             cell.take_leave(leave, asked_at, Instant::now());
-            cell.is_asking.store(false, Ordering::Relaxed);
         });
         // It ends when the question does.
         let _ = asked.await;
@@ -275,7 +314,11 @@ impl BreakerCell {
     pub(super) fn take_leave(&self, leave: Result<Leave, Fault>, asked_at: Instant, now: Instant) {
         let mut core = self.core.lock();
         match leave {
-            Ok(Leave::Granted { succeeded, since }) => core.take_lease(asked_at + LEASE, succeeded, since),
+            Ok(Leave::Granted { succeeded, since }) => {
+                core.take_lease(Lease { until: asked_at + LEASE, since }, succeeded);
+            }
+            // What the fleet knew is lost.
+            Ok(Leave::Told(Word { state: None, .. })) => core.stand_alone(),
             Ok(Leave::Told(word)) => core.hear_quietly(word, now),
             Err(_) => core.stand_alone(),
         }
@@ -296,6 +339,16 @@ impl BreakerCell {
         }
     }
 
+    /// What the fleet was told of a failure here counts no more.
+    pub fn recant(&self) {
+        self.core.lock().recant();
+    }
+
+    /// What could not be told is news still, unless there is newer.
+    pub fn put_back(&self, news: News) {
+        self.core.lock().news.get_or_insert(news);
+    }
+
     /// Takes in what the fleet says. Returns the state that the breaker moved to, if it did.
     pub fn hear(&self, word: Word, now: Instant) -> Option<State> {
         self.core.lock().hear(word, now)
@@ -308,24 +361,22 @@ impl BreakerCell {
     pub async fn tell(&self, link: &Link, news: News, quorum: u32) -> Result<Word, Fault> {
         let Some(member) = &self.member else { return Err(Fault::Down) };
         let (op, arguments) = news.question(quorum, Instant::now());
-        tell(link, member, op, arguments.each_ref().map(String::as_str)).await
+        tell(link, member, op, &arguments).await
     }
 
-    /// Prolongs the leave to probe while probes are under way.
+    /// Prolongs the leave to probe while probes are under way, or hears that it has none any more.
     ///
     /// # Errors
     /// Why it could not be asked.
-    pub async fn prolong(&self, link: &Link) -> Result<(), Fault> {
-        let Some(member) = &self.member else { return Ok(()) };
-        if !self.core.lock().probes_on_lease() {
-            return Ok(());
+    pub async fn prolong(&self, link: &Link) -> Result<Option<Word>, Fault> {
+        let Some(member) = &self.member else { return Ok(None) };
+        let Some(Lease { since, .. }) = self.core.lock().lease_in_use() else { return Ok(None) };
+        let asked_at = Instant::now();
+        let word = tell(link, member, "prolong", &prolonging(since)).await?;
+        if word.since == since {
+            self.core.lock().prolong(since, asked_at + LEASE);
         }
-        let (asked_at, lease) = (Instant::now(), LEASE.as_millis().to_string());
-        tell(link, member, "prolong", [&lease, "", "", ""]).await?;
-        if let Phase::HalfOpen(Probes { lease: Some(until), .. }) = &mut self.core.lock().phase {
-            *until = asked_at + LEASE;
-        }
-        Ok(())
+        Ok(Some(word))
     }
 
     /// Reads how things are.
@@ -335,7 +386,7 @@ impl BreakerCell {
     pub async fn read(&self, link: &Link) -> Result<Word, Fault> {
         let Some(member) = &self.member else { return Err(Fault::Down) };
         let turn = member.fleet.turn(Instant::now());
-        let word = tell(link, member, "read", [""; 4]).await?;
+        let word = tell(link, member, "read", &[]).await?;
         self.turn.store(turn, Ordering::Relaxed);
         Ok(word)
     }
@@ -350,34 +401,38 @@ impl Breaker {
     }
 }
 
-async fn probe(link: &Link, member: &Member) -> Result<Leave, Fault> {
-    let lease = LEASE.as_millis().to_string();
-    Ok(Leave::read(&ask(link, member, "probe", [&lease, "", "", ""]).await?))
+/// What the op `prolong` takes.
+pub(super) fn prolonging(since: u64) -> Vec<String> {
+    vec![since.to_string(), LEASE.as_millis().to_string()]
 }
 
-async fn ask(link: &Link, member: &Member, op: &str, arguments: [&str; 4]) -> Result<Reply, Fault> {
-    let (key, channel, id) = names(link, member);
-    link.ask(&SCRIPT, &key, &all(op, member, &channel, &id, &arguments)).await
+async fn probe(link: &Link, member: &Member, end: Instant) -> Result<Leave, Fault> {
+    let reply = ask(link, member, end, "probe", &[LEASE.as_millis().to_string()]).await?;
+    Ok(Leave::read(&reply))
 }
 
-async fn tell(link: &Link, member: &Member, op: &str, arguments: [&str; 4]) -> Result<Word, Fault> {
-    let (key, channel, id) = names(link, member);
-    let reply = link.tell(&SCRIPT, &key, &all(op, member, &channel, &id, &arguments)).await?;
+/// For a request, until `end`.
+async fn ask(link: &Link, member: &Member, end: Instant, op: &str, own: &[String]) -> Result<Reply, Fault> {
+    let key = link.key("cb", &member.id);
+    let (channel, id) = (link.channel(), member.id.in_words());
+    link.ask_until(end, &SCRIPT, &[&key], &arguments(member, op, &channel, &id, own)).await
+}
+
+/// Beside the requests.
+async fn tell(link: &Link, member: &Member, op: &str, own: &[String]) -> Result<Word, Fault> {
+    let key = link.key("cb", &member.id);
+    let (channel, id) = (link.channel(), member.id.in_words());
+    let reply = link.tell(&SCRIPT, &key, &arguments(member, op, &channel, &id, own)).await?;
     Ok(Word::read(&reply))
 }
 
-fn names(link: &Link, member: &Member) -> (String, String, String) {
-    let Id { authority, route } = &member.id;
-    let words = format!("{authority} {}", route.as_deref().unwrap_or_default());
-    (link.key("cb", &member.id), link.channel(), words)
-}
-
-fn all<'a>(
-    op: &'a str,
+fn arguments<'a>(
     member: &'a Member,
+    op: &'a str,
     channel: &'a str,
     id: &'a str,
-    own: &[&'a str; 4],
-) -> [&'a [u8]; 8] {
-    [op, member.fleet.pod(), channel, id, own[0], own[1], own[2], own[3]].map(str::as_bytes)
+    own: &'a [String],
+) -> Vec<&'a [u8]> {
+    let common = [op, member.fleet.pod(), channel, id];
+    common.into_iter().chain(own.iter().map(String::as_str)).map(str::as_bytes).collect()
 }

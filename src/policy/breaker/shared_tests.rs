@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::shared::{News, Word};
+use super::shared::{Lease, News, Word};
 use super::*;
 use crate::config::StatusSet;
 
@@ -154,12 +154,12 @@ fn the_pod_that_may_probe_tells_what_came_of_it() {
     for (verdict, state) in [(Verdict::Success, State::Closed), (Verdict::Failure, State::Open)] {
         let mut bench = Bench::new();
         bench.breaker.hear(Word { reopens: 1, ..word(State::Open, 1, secs(0)) }, bench.now);
-        bench.breaker.take_lease(bench.now + secs(10), 0, 2);
+        bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 2 }, 0);
         assert_eq!(bench.breaker.state(), State::HalfOpen);
         assert_eq!(bench.call(verdict), Some(state));
         let expected = match state {
-            State::Closed => News::Closed,
-            _ => News::Reopened { until: bench.now + secs(120), reopens: 2 },
+            State::Closed => News::Closed { since: 2 },
+            _ => News::Reopened { since: 2, until: bench.now + secs(120), reopens: 2 },
         };
         assert_eq!(bench.news(), Some(expected));
     }
@@ -169,16 +169,16 @@ fn the_pod_that_may_probe_tells_what_came_of_it() {
 fn a_probe_that_decides_nothing_is_handed_back() {
     let mut bench = Bench::new();
     bench.hear(State::Open, 1, secs(0));
-    bench.breaker.take_lease(bench.now + secs(10), 0, 2);
+    bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 2 }, 0);
     let ticket = bench.breaker.admit(&bench.cfg, bench.now).unwrap();
     bench.breaker.abandon(ticket, bench.now);
-    assert_eq!(bench.news(), Some(News::HandedBack { until: bench.now, succeeded: 0 }));
+    assert_eq!(bench.news(), Some(News::HandedBack { since: 2, until: bench.now, succeeded: 0 }));
     assert!(bench.refusal().is_due, "this pod has to ask again as well");
 
-    bench.breaker.take_lease(bench.now + secs(10), 0, 3);
+    bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 3 }, 0);
     let until = bench.now + secs(7);
     bench.call(Verdict::PushBack { until: Some(until) });
-    assert_eq!(bench.news(), Some(News::HandedBack { until, succeeded: 0 }));
+    assert_eq!(bench.news(), Some(News::HandedBack { since: 3, until, succeeded: 0 }));
     assert_eq!(bench.refusal().retry_at, Some(until));
 }
 
@@ -187,19 +187,19 @@ fn probes_of_several_pods_add_up() {
     let mut bench = Bench::new();
     bench.cfg.half_open_probes = 3;
     bench.hear(State::Open, 1, secs(0));
-    bench.breaker.take_lease(bench.now + secs(10), 1, 2);
+    bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 2 }, 1);
     assert_eq!(bench.call(Verdict::Success), Some(State::Open));
-    assert_eq!(bench.news(), Some(News::HandedBack { until: bench.now, succeeded: 2 }));
-    bench.breaker.take_lease(bench.now + secs(10), 2, 3);
+    assert_eq!(bench.news(), Some(News::HandedBack { since: 2, until: bench.now, succeeded: 2 }));
+    bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 3 }, 2);
     assert_eq!(bench.call(Verdict::Success), Some(State::Closed));
-    assert_eq!(bench.news(), Some(News::Closed));
+    assert_eq!(bench.news(), Some(News::Closed { since: 3 }));
 }
 
 #[test]
 fn a_lease_that_nobody_used_ends_by_itself() {
     let mut bench = Bench::new();
     bench.hear(State::Open, 1, secs(0));
-    bench.breaker.take_lease(bench.now + secs(10), 0, 2);
+    bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 2 }, 0);
     bench.pass(secs(10));
     assert!(bench.refusal().is_due);
 }
@@ -209,7 +209,7 @@ fn a_lease_that_comes_too_late_is_not_taken() {
     let mut bench = Bench::new();
     bench.hear(State::Open, 1, secs(0));
     bench.hear(State::Closed, 5, secs(0));
-    bench.breaker.take_lease(bench.now + secs(10), 0, 2);
+    bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 2 }, 0);
     assert_eq!(bench.breaker.state(), State::Closed);
 }
 
@@ -264,7 +264,7 @@ fn an_operators_hold_is_stronger_than_the_fleets_word() {
 
     let mut bench = Bench::new();
     bench.hear(State::Open, 1, secs(0));
-    bench.breaker.take_lease(bench.now + secs(10), 0, 2);
+    bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 2 }, 0);
     bench.breaker.force_open();
     assert!(matches!(bench.news(), Some(News::HandedBack { .. })), "another pod may find out");
 }
@@ -342,7 +342,7 @@ proptest! {
                 Event::Hear(state, since, wait) => {
                     bench.hear(state, since, secs(wait));
                 }
-                Event::Lease => bench.breaker.take_lease(bench.now + secs(10), 0, 0),
+                Event::Lease => bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 0 }, 0),
                 Event::Alone => bench.breaker.stand_alone(),
                 Event::Wait(seconds) => bench.pass(secs(seconds)),
             }
@@ -350,7 +350,7 @@ proptest! {
         bench.pass(secs(400));
         if let Err(refusal) = bench.breaker.check(&bench.cfg, bench.now) {
             prop_assert!(refusal.is_due);
-            bench.breaker.take_lease(bench.now + secs(10), 0, 0);
+            bench.breaker.take_lease(Lease { until: bench.now + secs(10), since: 0 }, 0);
         }
         bench.call(Verdict::Success);
         prop_assert_eq!(bench.breaker.state(), State::Closed);

@@ -4,24 +4,22 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::shared::{LEASE, Leave, News, Word};
-use super::{BreakerCell, Phase, Probes, State};
+use super::shared::{LEASE, Leave, News, Word, prolonging};
+use super::{BreakerCell, State};
 use crate::fleet::{Fault, Reply};
 
-/// An op of `breaker.lua` and what it takes.
-pub(crate) type Question = (&'static str, [String; 4]);
+pub(crate) use super::shared::Question;
 
 pub(crate) fn read() -> Question {
-    ("read", Default::default())
+    ("read", Vec::new())
 }
 
 pub(crate) fn probe() -> Question {
-    let lease = LEASE.as_millis().to_string();
-    ("probe", [lease, String::new(), String::new(), String::new()])
+    ("probe", vec![LEASE.as_millis().to_string()])
 }
 
-pub(crate) fn prolong() -> Question {
-    ("prolong", probe().1)
+pub(crate) fn prolong(since: u64) -> Question {
+    ("prolong", prolonging(since))
 }
 
 pub(crate) fn news(news: News, quorum: u32, now: Instant) -> Question {
@@ -50,19 +48,19 @@ impl BreakerCell {
         self.hear(Word::read(&answer.ok()?), now)
     }
 
-    pub(crate) fn must_prolong(&self) -> bool {
-        self.core.lock().probes_on_lease()
+    /// The leave that must be prolonged, by when it began.
+    pub(crate) fn must_prolong(&self) -> Option<u64> {
+        self.core.lock().lease_in_use().map(|lease| lease.since)
     }
 
     pub(crate) fn prolonged(&self, answer: Result<Reply, Fault>, asked_at: Instant) {
-        if answer.is_ok()
-            && let Phase::HalfOpen(Probes { lease: Some(until), .. }) = &mut self.core.lock().phase
-        {
-            *until = asked_at + LEASE;
-        }
+        let Ok(word) = answer.map(|reply| Word::read(&reply)) else { return };
+        let mut core = self.core.lock();
+        core.prolong(word.since, asked_at + LEASE);
+        core.hear_quietly(word, asked_at);
     }
 
     pub(crate) fn is_leased(&self) -> bool {
-        self.core.lock().is_leased()
+        self.core.lock().lease().is_some()
     }
 }

@@ -32,7 +32,6 @@ pub(crate) mod simulated;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -92,8 +91,8 @@ pub struct RateLimiter {
     state: Mutex<State>,
     /// Its part in the fleet.
     member: Option<Member>,
-    /// Somebody asks for a share.
-    is_asking: AtomicBool,
+    /// For the one who asks for a share.
+    asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl RateLimiter {

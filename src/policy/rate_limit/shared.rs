@@ -14,11 +14,10 @@
 //! **Without the others.** A lease outlives its server until it ends. After that, and where there was none, a pod keeps
 //! to its part by head count as last known.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::bucket::Pace;
 use super::{RateLimiter, State};
@@ -60,8 +59,13 @@ enum Standing {
     Unknown,
     /// Its lease.
     Leased(Lease),
-    /// Its part by head count, since nobody answers; until it is time to ask again.
-    Alone(Instant),
+    /// Its part by head count, since nobody answers.
+    Alone {
+        /// When a call may have to wait for an answer again.
+        until: Instant,
+        /// When it is asked for beside the calls.
+        again: Instant,
+    },
 }
 
 /// A pod's part of the rate for some time.
@@ -96,7 +100,7 @@ impl Share {
     pub(super) fn lease(&self) -> Option<Lease> {
         match self.standing {
             Standing::Leased(lease) => Some(lease),
-            Standing::Unknown | Standing::Alone(_) => None,
+            Standing::Unknown | Standing::Alone { .. } => None,
         }
     }
 
@@ -107,10 +111,13 @@ impl Share {
             link.is_some_and(|link| link.may_be_asked())
         };
         self.standing = match self.standing {
-            Standing::Leased(lease) if lease.until > now => return self.standing,
-            Standing::Alone(until) if until > now => return self.standing,
+            // Single tokens come from others, so without them it has nothing.
+            Standing::Leased(lease) if lease.until > now && (lease.share > 0.0 || may_ask()) => {
+                return self.standing;
+            }
+            Standing::Alone { until, .. } if until > now => return self.standing,
             _ if may_ask() => Standing::Unknown,
-            _ => Standing::Alone(now + SOONEST),
+            _ => Standing::Alone { until: now + SOONEST, again: now },
         };
         self.standing
     }
@@ -123,7 +130,8 @@ impl Share {
                 let seconds = count as f64 / (cfg.rate.in_a_second() * lease.prospect);
                 lease.next_chance(now) + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 4)
             }
-            Standing::Unknown => now + SOONEST,
+            // Somebody is asking.
+            Standing::Unknown => now + SOONEST / 10,
             _ => return own,
         };
         own.min(hoped)
@@ -168,7 +176,7 @@ impl State {
                 part(0.0, 1)
             }
             Standing::Leased(lease) => part(lease.share, lease.burst),
-            Standing::Alone(_) => {
+            Standing::Alone { .. } => {
                 let pods = member.map_or(1, |member| member.fleet.pods()).max(1);
                 let burst = (cfg.burst / pods).max(1);
                 let pace = part(1.0 / f64::from(pods), burst);
@@ -204,27 +212,53 @@ impl RateLimiter {
             Standing::Leased(lease) => {
                 lease.share == 0.0 && lease.renew_at <= now && state.bucket.at_hand(now) == 0
             }
-            Standing::Alone(_) => false,
+            Standing::Alone { .. } => false,
         }
     }
 
-    /// Asks for a share, for a call that waits for the answer no longer than `shared_state.timeout`. One call
-    /// asks at a time; the others stand in line meanwhile.
-    pub async fn ask(self: &Arc<Self>, cfg: &RateLimit) {
-        let Some(link) = self.member.as_ref().and_then(|member| member.fleet.link()) else { return };
-        if self.is_asking.swap(true, Ordering::Relaxed) {
-            return;
-        }
+    /// Asks for a share, for a call that has something better to do at `end`. One call asks at a time, for those
+    /// too that stand in line meanwhile.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub async fn ask(self: &Arc<Self>, cfg: &RateLimit, end: Instant) -> Result<(), Fault> {
+        let Some(link) = self.member.as_ref().and_then(|member| member.fleet.link()) else { return Ok(()) };
+        let Ok(place) = self.asking.clone().try_lock_owned() else { return Ok(()) };
         // In a task of its own: a client that leaves would take along what was granted.
         let (limiter, cfg) = (self.clone(), *cfg);
         let asked = tokio::spawn(async move {
-            let question = limiter.question(&cfg, 1, Instant::now());
-            let answer = question.put(&link, true).await;
-            limiter.take_up(&cfg, &question, answer, Instant::now());
-            limiter.is_asking.store(false, Ordering::Relaxed);
+            let _place = place;
+            let question = limiter.question(&cfg, 1 + limiter.in_line(), Instant::now());
+            limiter.put(&link, &cfg, question, Some(end)).await?;
+            // Those who came while it asked.
+            match limiter.in_line() {
+                0 | 1 => Ok(()),
+                rest => {
+                    let question = limiter.question(&cfg, rest, Instant::now());
+                    limiter.put(&link, &cfg, question, None).await
+                }
+            }
         });
-        // It ends when the question does.
-        let _ = asked.await;
+        // It ends when the question does; the second one is not waited for.
+        timeout_at(end, asked).await.map_or(Ok(()), |asked| asked.unwrap_or(Ok(())))
+    }
+
+    fn in_line(&self) -> u64 {
+        self.state.lock().line.len() as u64
+    }
+
+    /// Puts a question, for a request until `end`, and takes up the answer.
+    async fn put(
+        &self,
+        link: &Link,
+        cfg: &RateLimit,
+        question: Question,
+        end: Option<Instant>,
+    ) -> Result<(), Fault> {
+        let answer = question.put(link, end).await;
+        let result = answer.as_ref().map(|_| ()).map_err(Clone::clone);
+        self.take_up(cfg, &question, answer, Instant::now());
+        result
     }
 
     /// Whether it is time to ask for a share anew: the lease is half over, calls need much more than was told, or
@@ -235,20 +269,15 @@ impl RateLimiter {
         let (recent, told) = (state.share.recent(now), state.share.need);
         match state.share.standing {
             Standing::Unknown => waits,
-            // A server that is too slow for requests is asked beside them.
-            Standing::Alone(_) => state.share.asked > 0 && self.is_slow(),
+            Standing::Alone { again, .. } => state.share.asked > 0 && again <= now,
             Standing::Leased(lease) if lease.renew_at <= now => lease.share > 0.0 || waits,
             Standing::Leased(lease) => {
                 let has_just_asked = state.share.since.is_some_and(|since| now < since + SOONEST);
                 let is_grown = recent > 1.5 * told + 2.0 && recent > lease.share * cfg.rate.in_a_second();
-                !has_just_asked && is_grown
+                // In calm there may be tokens for those who wait.
+                !has_just_asked && (is_grown || (waits && !lease.is_scarce))
             }
         }
-    }
-
-    fn is_slow(&self) -> bool {
-        let link = self.member.as_ref().and_then(|member| member.fleet.up());
-        link.is_some_and(|link| !link.may_be_asked())
     }
 
     /// Asks for a share anew; no request waits for it.
@@ -256,16 +285,17 @@ impl RateLimiter {
     /// # Errors
     /// Why there is no answer.
     pub async fn renew(&self, link: &Link, cfg: &RateLimit) -> Result<(), Fault> {
-        if self.is_asking.swap(true, Ordering::Relaxed) {
-            return Ok(());
+        let Ok(_place) = self.asking.try_lock() else { return Ok(()) };
+        let question = self.question(cfg, self.in_line(), Instant::now());
+        self.put(link, cfg, question, None).await
+    }
+
+    /// Others need more than they can have: the next question is due soon, though not in the same instant in all
+    /// pods.
+    pub fn is_called_on(&self, now: Instant) {
+        if let Standing::Leased(lease) = &mut self.state.lock().share.standing {
+            lease.renew_at = lease.renew_at.min(now + SOONEST.mul_f64(2.0 * fastrand::f64()));
         }
-        let want = self.state.lock().line.len() as u64;
-        let question = self.question(cfg, want, Instant::now());
-        let answer = question.put(link, false).await;
-        let result = answer.as_ref().map(|_| ()).map_err(Clone::clone);
-        self.take_up(cfg, &question, answer, Instant::now());
-        self.is_asking.store(false, Ordering::Relaxed);
-        result
     }
 
     /// Gives the lease back with all that is left of it.
@@ -282,7 +312,7 @@ impl RateLimiter {
         };
         let question = Question { need: 0.0, left, ..self.question(cfg, 0, now) };
         // What cannot be given back ends by itself.
-        let _ = question.put(link, false).await;
+        let _ = question.put(link, None).await;
     }
 
     /// The pod's share, if it has one.
@@ -292,14 +322,14 @@ impl RateLimiter {
 
     pub(super) fn question(&self, cfg: &RateLimit, want: u64, asked_at: Instant) -> Question {
         let mut state = self.state.lock();
-        let (is_scarce, is_new) = match state.share.standing {
-            Standing::Leased(lease) => (lease.is_scarce, false),
-            Standing::Unknown | Standing::Alone(_) => (false, true),
+        let (is_scarce, is_new, held) = match state.share.standing {
+            Standing::Leased(lease) => (lease.is_scarce, false, lease.share),
+            Standing::Unknown | Standing::Alone { .. } => (false, true, 0.0),
         };
         let member = self.member.clone();
         let pods = member.as_ref().map_or(1, |member| member.fleet.pods());
         let need = state.share.measure(asked_at);
-        Question { member, cfg: *cfg, need, want, left: 0, is_new, pods, is_scarce, asked_at }
+        Question { member, cfg: *cfg, need, want, left: 0, is_new, held, pods, is_scarce, asked_at }
     }
 
     /// What an answer changes.
@@ -323,7 +353,7 @@ impl RateLimiter {
             // What was leased holds on; without that the pod is on its own for a while.
             Err(_) => {
                 if state.share.lease().is_none_or(|lease| lease.share == 0.0) {
-                    state.share.standing = Standing::Alone(now + CALM);
+                    state.share.standing = Standing::Alone { until: now + CALM, again: now + SCARCE };
                 }
             }
         }
@@ -344,6 +374,8 @@ pub(super) struct Question {
     left: u32,
     /// It starts with an empty bucket.
     is_new: bool,
+    /// The share that it has.
+    held: f64,
     pods: u32,
     is_scarce: bool,
     asked_at: Instant,
@@ -362,7 +394,7 @@ impl Question {
     }
 
     /// What the script takes beside the pod.
-    pub(super) fn numbers(&self) -> [String; 7] {
+    pub(super) fn numbers(&self) -> [String; 8] {
         [
             self.cfg.rate.in_a_second().to_string(),
             self.cfg.burst.to_string(),
@@ -371,18 +403,26 @@ impl Question {
             self.left.to_string(),
             u8::from(self.is_new).to_string(),
             self.term().as_millis().to_string(),
+            self.held.to_string(),
         ]
     }
 
-    async fn put(&self, link: &Link, a_request_waits: bool) -> Result<Reply, Fault> {
+    /// How often those who lease more than they need may be called on, in milliseconds.
+    pub(super) fn pause(&self) -> String {
+        self.rhythm(true).as_millis().to_string()
+    }
+
+    async fn put(&self, link: &Link, end: Option<Instant>) -> Result<Reply, Fault> {
         let Some(member) = &self.member else { return Err(Fault::Down) };
         let key = link.key("rl", &member.id);
-        let numbers = self.numbers();
+        let (numbers, channel, id, pause) =
+            (self.numbers(), link.channel(), member.id.in_words(), self.pause());
         let mut arguments = vec![member.fleet.pod().as_bytes()];
         arguments.extend(numbers.iter().map(|number| number.as_bytes()));
-        match a_request_waits {
-            true => link.ask(&SCRIPT, &key, &arguments).await,
-            false => link.tell(&SCRIPT, &key, &arguments).await,
+        arguments.extend([&channel, &id, &pause].map(|text| text.as_bytes()));
+        match end {
+            Some(end) => link.ask_until(end, &SCRIPT, &[&key], &arguments).await,
+            None => link.tell(&SCRIPT, &key, &arguments).await,
         }
     }
 

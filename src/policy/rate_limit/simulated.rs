@@ -12,8 +12,11 @@ use crate::fleet::{Fault, Reply};
 pub(crate) struct Question(shared::Question);
 
 impl Question {
-    pub(crate) fn numbers(&self) -> [String; 7] {
-        self.0.numbers()
+    /// What it takes beside the pod; `channel` and `id` are what it may publish.
+    pub(crate) fn arguments(&self, channel: &str, id: &str) -> Vec<String> {
+        let mut arguments = self.0.numbers().to_vec();
+        arguments.extend([channel.to_owned(), id.to_owned(), self.0.pause()]);
+        arguments
     }
 }
 
