@@ -28,7 +28,7 @@ PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
 NODE_NEEDS := $(wildcard tests/*/package-lock.json)
 
 .PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke openapi examples clients test bench \
-  clean
+  simulate clean
 
 help:
 	@echo "make test    all that must hold: setup fmt lint doc deny, every test"
@@ -38,6 +38,7 @@ help:
 	@echo "make examples    the examples of agents, among tools that fail"
 	@echo "make clients    real clients through every mode (CLIENTS_RUN='--only httpx --mode forward' for some)"
 	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
+	@echo "make simulate    a fleet of up to 10,000 pods, on paper (PODS=8,100 for others, SIMULATE=rates for one table)"
 	@echo "make setup   install what the others need"
 
 setup: tools python node
@@ -130,6 +131,12 @@ bench:
 	$(CARGO) build --release --locked --manifest-path $(LOAD)
 	target="$${CARGO_TARGET_DIR:-target}"; own="$${CARGO_TARGET_DIR:-$(dir $(LOAD))target}"; \
 	HEDGEROW_BIN="$${HEDGEROW_BIN:-$$target/release/hedgerow}" "$$own/release/load" $(BENCH)
+
+# Minutes for the largest fleet; the small one is among the unit tests.
+simulate: PODS ?= 8,100,1000,10000
+simulate:
+	HEDGEROW_SIMULATE=$(PODS) HEDGEROW_SIMULATE_ONLY=$(SIMULATE) \
+	  $(CARGO) test --locked --profile simulation --lib fleet_simulation::tables -- --nocapture
 
 clean:
 	$(CARGO) clean

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::table::{Table, number};
-use super::world::{Provider, Setting, World};
+use super::world::{ANSWER, Provider, Setting, World};
 use crate::config::{Breaker, StatusSet};
 use crate::policy::breaker::State;
 
@@ -13,6 +13,9 @@ use crate::policy::breaker::State;
 const DEATH: f64 = 60.0;
 /// What is waited for at most until the fleet's breaker opens.
 const LONGEST: f64 = 4_000.0;
+
+/// What a probe takes to fail where nobody answers.
+pub(super) const HANG: Duration = Duration::from_secs(30);
 
 fn config() -> Breaker {
     Breaker {
@@ -130,6 +133,7 @@ pub(super) fn returning(sizes: &[usize], rates: &[f64]) -> Table {
             "pods",
             "calls/s each",
             "returns after s",
+            "probe fails after s",
             "to closed s",
             "to last pod s",
             "probes",
@@ -143,9 +147,9 @@ pub(super) fn returning(sizes: &[usize], rates: &[f64]) -> Table {
     );
     for pods in sizes {
         for calls in rates {
-            for after in [20.0, 40.0] {
-                let row = Return::simulate(setting(*pods, *calls, 1), after);
-                table.row(row.cells(*pods, *calls, after));
+            for (after, probe) in [(20.0, ANSWER), (40.0, ANSWER), (40.0, HANG)] {
+                let row = Return::simulate(setting(*pods, *calls, 1), after, probe);
+                table.row(row.cells(*pods, *calls, after, probe));
             }
         }
     }
@@ -166,8 +170,9 @@ pub(super) struct Return {
 }
 
 impl Return {
-    pub(super) fn simulate(setting: Setting, after: f64) -> Self {
+    pub(super) fn simulate(setting: Setting, after: f64, probe: Duration) -> Self {
         let mut world = death(setting);
+        world.provider.fails_after = probe;
         let open = world.tally.fleet.first().map_or(world.now, |(at, _)| *at);
         let opened = seconds(world.start, open);
         world.run_until(opened + 1.0);
@@ -195,11 +200,12 @@ impl Return {
         }
     }
 
-    fn cells(&self, pods: usize, calls: f64, after: f64) -> [String; 12] {
+    fn cells(&self, pods: usize, calls: f64, after: f64, probe: Duration) -> [String; 13] {
         [
             pods.to_string(),
             number(calls),
             number(after),
+            number(probe.as_secs_f64()),
             number(self.closed),
             number(self.last),
             self.probes.to_string(),
@@ -270,7 +276,8 @@ pub(super) fn health(sizes: &[usize], calls: f64, minutes: f64, quorums: &[u32])
     for quorum in quorums {
         for pods in sizes {
             let faults = [
-                ("one pod".to_owned(), Provider { sick: Some(0), ..Provider::default() }),
+                ("one pod".to_owned(), Provider { sick: 1, ..Provider::default() }),
+                ("two pods".to_owned(), Provider { sick: 2, ..Provider::default() }),
                 ("1 % of calls".to_owned(), Provider { failing: 0.01, ..Provider::default() }),
                 ("5 % of calls".to_owned(), Provider { failing: 0.05, ..Provider::default() }),
                 ("10 % of calls".to_owned(), Provider { failing: 0.1, ..Provider::default() }),

@@ -31,7 +31,7 @@ fn a_seed_gives_the_same_tables_each_time() {
 #[test]
 fn nobody_probes_without_leave_while_the_fleet_has_it_open() {
     for seed in 0..3 {
-        let returned = Return::simulate(breaker::setting(100, 1.0, seed), 40.0);
+        let returned = Return::simulate(breaker::setting(100, 1.0, seed), 40.0, ANSWER);
         assert_eq!(
             (returned.probes, returned.unleased),
             (2, 0),
@@ -43,7 +43,7 @@ fn nobody_probes_without_leave_while_the_fleet_has_it_open() {
 
 #[test]
 fn a_sick_pod_opens_nobody_elses_breaker() {
-    let provider = Provider { sick: Some(0), ..Provider::default() };
+    let provider = Provider { sick: 1, ..Provider::default() };
     let health = Health::simulate(breaker::setting(100, 1.0, 1), provider, 10.0);
     assert_eq!((health.pods, health.fleet), (1, 0));
     assert!(health.opened > 0);
@@ -71,12 +71,14 @@ fn tables_of_a_fleet() {
     // Of other sizes it is for people to read.
     let sizes = std::env::var("HEDGEROW_SIMULATE").unwrap_or_else(|_| "8".to_owned());
     let sizes: Vec<usize> = sizes.split(',').map(|size| size.parse().expect("a number of pods")).collect();
+    let quorum =
+        std::env::var("HEDGEROW_SIMULATE_QUORUM").map_or(2, |quorum| quorum.parse().expect("a number"));
     let parts = std::env::var("HEDGEROW_SIMULATE_ONLY").unwrap_or_default();
     println!("{}", assumptions());
     let all: [(&str, &dyn Fn() -> Table); 5] = [
-        ("opening", &|| breaker::opening(&sizes, &[0.01, 0.1, 1.0, 10.0], &[2])),
+        ("opening", &|| breaker::opening(&sizes, &[0.01, 0.1, 1.0, 10.0], &[quorum])),
         ("returning", &|| breaker::returning(&sizes, &[0.1, 1.0, 10.0])),
-        ("health", &|| breaker::health(&sizes, 1.0, 60.0, &[2])),
+        ("health", &|| breaker::health(&sizes, 1.0, 60.0, &[quorum])),
         ("rates", &|| rate::rates(&sizes)),
         ("steady", &|| steady::steady(&sizes, 15)),
     ];

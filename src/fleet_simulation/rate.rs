@@ -27,6 +27,8 @@ pub(super) enum Demand {
     Moves,
     /// The same, as the first dies without a word.
     Dies,
+    /// All, and half-way only one is left; the others have died without a word.
+    Survives,
     /// All, half of the rate and half-way ten times the rate.
     Surges,
 }
@@ -38,6 +40,7 @@ impl Demand {
             Self::One => "one pod",
             Self::Moves => "moves",
             Self::Dies => "dies",
+            Self::Survives => "survives",
             Self::Surges => "surges",
         }
     }
@@ -78,7 +81,7 @@ impl Outcome {
         let pods = setting.pods;
         let first = At { pod: 0, lane: 0 };
         let each = match demand {
-            Demand::Even => offered / pods as f64,
+            Demand::Even | Demand::Survives => offered / pods as f64,
             Demand::Surges => RATE / 2.0 / pods as f64,
             Demand::One | Demand::Moves | Demand::Dies => 0.0,
         };
@@ -94,6 +97,13 @@ impl Outcome {
             Demand::Even | Demand::One => {}
             Demand::Surges => {
                 (0..pods).for_each(|pod| world.demand(At { pod, lane: 0 }, 10.0 * RATE / pods as f64));
+            }
+            Demand::Survives => {
+                for pod in 1..pods {
+                    world.pods[pod].is_alive = false;
+                    world.demand(At { pod, lane: 0 }, 0.0);
+                }
+                world.demand(first, offered);
             }
             Demand::Moves | Demand::Dies => {
                 world.pods[0].is_alive = demand == Demand::Moves;
@@ -183,13 +193,14 @@ pub(super) fn rates(sizes: &[usize]) -> Table {
         (Demand::One, 10.0),
         (Demand::Moves, 1.0),
         (Demand::Dies, 1.0),
+        (Demand::Survives, 1.0),
         (Demand::Surges, 10.0),
     ];
     for pods in sizes {
         for (demand, times) in cases {
             let offered = times * RATE;
             let it = Outcome::simulate(setting(*pods, 1), demand, offered);
-            let has_half = matches!(demand, Demand::Moves | Demand::Dies | Demand::Surges);
+            let has_half = !matches!(demand, Demand::Even | Demand::One);
             table.row([
                 pods.to_string(),
                 demand.word().to_owned(),

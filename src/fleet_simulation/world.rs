@@ -26,7 +26,7 @@ use crate::policy::rate_limit::simulated::{Caller, Question, Turn};
 
 /// What a message takes one way, in microseconds.
 pub(super) const WIRE: Range<u64> = 200..1_000;
-/// What the provider takes to answer, well or dead.
+/// What the provider takes to answer, and to fail, unless it hangs.
 pub(super) const ANSWER: Duration = Duration::from_millis(50);
 /// How long a call waits for a token.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
@@ -50,13 +50,20 @@ pub(super) struct Setting {
 }
 
 /// What the provider does; all upstreams are one in this.
-#[derive(Default)]
 pub(super) struct Provider {
     pub(super) is_dead: bool,
+    /// How long a dead one takes to fail.
+    pub(super) fails_after: Duration,
     /// The share of calls that fail by chance.
     pub(super) failing: f64,
-    /// A pod all of whose calls fail.
-    pub(super) sick: Option<usize>,
+    /// So many pods are sick: all of their calls fail.
+    pub(super) sick: usize,
+}
+
+impl Default for Provider {
+    fn default() -> Self {
+        Self { is_dead: false, fails_after: ANSWER, failing: 0.0, sick: 0 }
+    }
 }
 
 /// What there is to count.
@@ -185,8 +192,8 @@ impl Kind {
     /// Whether it is a call.
     fn bound(&self) -> Duration {
         match self {
-            Self::CatchUp(_) | Self::Probe | Self::Token(_) => TIMEOUT,
-            Self::News | Self::Read | Self::Prolong | Self::Renewal(_) | Self::Beat => PATIENCE,
+            Self::CatchUp(_) | Self::Token(_) => TIMEOUT,
+            Self::Probe | Self::News | Self::Read | Self::Prolong | Self::Renewal(_) | Self::Beat => PATIENCE,
         }
     }
 }
@@ -307,12 +314,19 @@ impl World {
             }
             Event::Ended(at, admission, verdict) => self.ended(at, admission, verdict),
             Event::Heard(pod, word) => self.hear(pod, &word),
-            Event::Beat(pod, beat) if self.pods[pod].beats == beat => self.beat(pod),
-            Event::LookAgain(pod) => self.look_again(pod),
+            Event::Beat(pod, beat) if self.pods[pod].is_alive && self.pods[pod].beats == beat => {
+                self.beat(pod);
+            }
+            Event::LookAgain(pod) if self.pods[pod].is_alive => self.look_again(pod),
             Event::Tick(pod) if self.pods[pod].is_alive => self.tick(pod),
             Event::Look(at, look) if self.lane(at).looks == look => self.look(at),
             Event::Expired(at, caller) => self.expire(at, caller),
-            Event::Answered(..) | Event::Call(..) | Event::Beat(..) | Event::Tick(_) | Event::Look(..) => {}
+            Event::Answered(..)
+            | Event::Call(..)
+            | Event::Beat(..)
+            | Event::LookAgain(_)
+            | Event::Tick(_)
+            | Event::Look(..) => {}
         }
     }
 
@@ -448,10 +462,11 @@ impl World {
             self.tally.probes += 1;
             self.tally.unleased += u64::from(!self.lane(at).breaker.is_leased());
         }
-        let Provider { is_dead, failing, sick } = self.provider;
-        let fails = is_dead || sick == Some(at.pod) || (failing > 0.0 && self.random.f64() < failing);
+        let Provider { is_dead, fails_after, failing, sick } = self.provider;
+        let fails = is_dead || at.pod < sick || (failing > 0.0 && self.random.f64() < failing);
         let verdict = if fails { Verdict::Failure } else { Verdict::Success };
-        self.plan(now + ANSWER, Event::Ended(at, admission, verdict));
+        let takes = if is_dead { fails_after } else { ANSWER };
+        self.plan(now + takes, Event::Ended(at, admission, verdict));
         Ok(())
     }
 
@@ -597,8 +612,8 @@ impl World {
         arguments: Vec<String>,
     ) {
         let sent = self.now;
+        self.tally.asked += u64::from(matches!(kind, Kind::CatchUp(_) | Kind::Probe | Kind::Token(_)));
         if kind.bound() == TIMEOUT {
-            self.tally.asked += 1;
             if !self.pods[at.pod].link.may_be_asked() {
                 return self.take_in(at, sent, kind, Err(Fault::Down));
             }
@@ -672,8 +687,11 @@ impl World {
                 lane.asks_to_probe = false;
                 lane.breaker.may_probe(answer, sent, now);
                 self.note(at);
-                // Who is not let through now is told that it is open.
-                let _ = self.admit(at);
+                // The call may have gone on its way; the next one finds what has come of it.
+                match now <= sent + TIMEOUT {
+                    true => drop(self.admit(at)),
+                    false => self.tally.unanswered += 1,
+                }
             }
             Kind::News => {
                 lane.is_telling = false;

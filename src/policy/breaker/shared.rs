@@ -168,6 +168,9 @@ impl Breaker {
     /// Takes in what the fleet says, unless it has been heard or an operator holds the breaker. Returns the state
     /// that it moved to, if it did.
     pub fn hear(&mut self, word: Word, now: Instant) -> Option<State> {
+        if word.since == self.heard {
+            self.wait_on(word, now);
+        }
         if word.since <= self.heard {
             return None;
         }
@@ -185,6 +188,16 @@ impl Breaker {
             Some(State::Closed) | None => {}
         }
         self.moved.take()
+    }
+
+    /// A state that has been heard of may last longer than was said then, since a probe goes on. Without this each
+    /// call would ask again until the probe is over.
+    fn wait_on(&mut self, word: Word, now: Instant) {
+        if let Phase::Open { until: Some(until), is_fleets: true } = &mut self.phase
+            && matches!(word.state, Some(State::Open | State::HalfOpen))
+        {
+            *until = (*until).max(now + word.remaining);
+        }
     }
 
     /// The fleet leaves the probing to this pod.
@@ -293,21 +306,23 @@ impl BreakerCell {
     }
 
     /// Asks to be the one who probes, for a call that found the wait over and has something better to do at `end`.
-    /// One call asks at a time. Where nobody answers, the pod is left to itself.
+    /// One call asks at a time. Where nobody answers, the pod is left to itself; but a late answer is one: the server is
+    /// at its latest when the whole fleet asks, and if each pod then went on by itself, all would probe.
     pub async fn ask_to_probe(self: &Arc<Self>, end: Instant) {
         let link = self.member.as_ref().and_then(|member| Some((member.clone(), member.fleet.link()?)));
         let Some((member, link)) = link else { return self.core.lock().stand_alone() };
         let Ok(place) = self.asking.clone().try_lock_owned() else { return };
         // In a task of its own: a client that leaves would leave a lease behind that nobody uses.
-        let cell = self.clone();
+        let (cell, is_quick) = (self.clone(), link.may_be_asked());
         let asked = tokio::spawn(async move {
             let _place = place;
             let asked_at = Instant::now();
-            let leave = probe(&link, &member, end).await;
+            let leave = probe(&link, &member).await;
             cell.take_leave(leave, asked_at, Instant::now());
         });
-        // It ends when the question does.
-        let _ = asked.await;
+        if is_quick {
+            let _ = timeout_at(end, asked).await;
+        }
     }
 
     /// What the answer to the question of `asked_at` changes.
@@ -406,8 +421,8 @@ pub(super) fn prolonging(since: u64) -> Vec<String> {
     vec![since.to_string(), LEASE.as_millis().to_string()]
 }
 
-async fn probe(link: &Link, member: &Member, end: Instant) -> Result<Leave, Fault> {
-    let reply = ask(link, member, end, "probe", &[LEASE.as_millis().to_string()]).await?;
+async fn probe(link: &Link, member: &Member) -> Result<Leave, Fault> {
+    let reply = answer(link, member, "probe", &[LEASE.as_millis().to_string()]).await?;
     Ok(Leave::read(&reply))
 }
 
@@ -419,11 +434,14 @@ async fn ask(link: &Link, member: &Member, end: Instant, op: &str, own: &[String
 }
 
 /// Beside the requests.
-async fn tell(link: &Link, member: &Member, op: &str, own: &[String]) -> Result<Word, Fault> {
+async fn answer(link: &Link, member: &Member, op: &str, own: &[String]) -> Result<Reply, Fault> {
     let key = link.key("cb", &member.id);
     let (channel, id) = (link.channel(), member.id.in_words());
-    let reply = link.tell(&SCRIPT, &key, &arguments(member, op, &channel, &id, own)).await?;
-    Ok(Word::read(&reply))
+    link.tell(&SCRIPT, &key, &arguments(member, op, &channel, &id, own)).await
+}
+
+async fn tell(link: &Link, member: &Member, op: &str, own: &[String]) -> Result<Word, Fault> {
+    Ok(Word::read(&answer(link, member, op, own).await?))
 }
 
 fn arguments<'a>(

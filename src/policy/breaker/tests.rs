@@ -376,6 +376,26 @@ fn settings_of_a_reload_hold_at_once_and_keep_the_counts() {
     assert_eq!(bench.breaker.state(), State::Closed);
 }
 
+/// Otherwise each call would ask whether it may probe, from the end of what was said first until the probe is over.
+#[test]
+fn a_probe_that_goes_on_is_waited_for_longer() {
+    let (mut bench, cfg) = (Bench::new(), config::Breaker { is_shared: true, ..config() });
+    let word = |seconds| shared::Word {
+        state: Some(State::HalfOpen),
+        since: 7,
+        remaining: Duration::from_secs(seconds),
+        reopens: 0,
+    };
+    let is_due = |bench: &mut Bench| bench.breaker.check(&cfg, bench.now).unwrap_err().is_due;
+    assert_eq!(bench.breaker.hear(word(10), bench.now), Some(State::Open));
+    bench.pass(10.0);
+    assert!(is_due(&mut bench));
+    assert_eq!(bench.breaker.hear(word(9), bench.now), None);
+    assert!(!is_due(&mut bench));
+    bench.pass(9.0);
+    assert!(is_due(&mut bench));
+}
+
 #[test]
 fn a_dropped_admission_is_a_cancelled_one() {
     let cfg = config();
