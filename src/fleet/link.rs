@@ -455,7 +455,11 @@ impl Inner {
         let began = Instant::now();
         let reply = self.run(&BEAT, &[&key], &[pod.as_bytes(), lives.as_bytes()], self.patience()).await?;
         self.took(began.elapsed());
-        self.pods.store((reply.number(0) as u32).max(1), Ordering::Relaxed);
+        let pods = reply.number(0) as u32;
+        if pods == 0 {
+            return Err(Fault::Unable("the server does not run scripts as Redis does".into()));
+        }
+        self.pods.store(pods, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -45,6 +45,11 @@ impl Reply {
         }
     }
 
+    /// Whether it has so many elements, as the script that was asked gives.
+    pub fn has(&self, count: usize) -> bool {
+        self.0.len() == count
+    }
+
     /// The text at `index`.
     pub fn text(&self, index: usize) -> &str {
         match self.0.get(index) {

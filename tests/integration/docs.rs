@@ -137,7 +137,10 @@ fn the_keys_of_a_fan_out_are_those_of_its_description() {
 #[tokio::test]
 async fn the_metrics_of_the_readme_are_those_of_a_running_process() {
     let upstream = Upstream::answering(|_| Reply::ok("")).await;
-    let hedgerow = HedgerowProcess::start("{}").await;
+    // That nobody is there to share it with is no matter.
+    let (nowhere, _held) = Upstream::dead();
+    let policy = format!("shared_state: {{ redis: \"redis://{nowhere}\" }}");
+    let hedgerow = HedgerowProcess::start(&policy).await;
     hedgerow.get(&upstream.url("/")).await;
     hedgerow.until_metrics(|metrics| metrics.value("hedgerow_requests_total", &[]) == 1.0).await;
     let scrape = hedgerow.ask_admin("GET", "/metrics").await;

@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -83,7 +84,7 @@ impl Tools {
     async fn serve(&self, pods: &[HedgerowProcess]) {
         for pod in pods {
             let mut took = Vec::new();
-            for _ in 0..20 {
+            for _ in 0..15 {
                 let (host, began) = (self.fresh(), Instant::now());
                 let answer = pod.get(&format!("http://{host}/")).await;
                 assert_eq!((answer.status, answer.text()), (200, "fine"), "{answer:?}");
@@ -176,13 +177,19 @@ impl Fleet {
         }
     }
 
-    /// A fault that makes the Redis useless begins, is lived with, ends, and is got over.
-    async fn lives_through(&mut self, begin: impl AsyncFnOnce(&mut Self), end: impl AsyncFnOnce(&mut Self)) {
+    /// A fault that makes the Redis useless begins, is lived with, ends, and is got over. Returns what pods said was
+    /// wrong.
+    async fn lives_through(
+        &mut self,
+        begin: impl AsyncFnOnce(&mut Self),
+        end: impl AsyncFnOnce(&mut Self),
+    ) -> Vec<String> {
         begin(self).await;
-        self.is_down().await;
+        let errors = self.is_down().await;
         end(self).await;
         self.is_well().await;
         self.has_logged(1);
+        errors
     }
 }
 
@@ -317,25 +324,20 @@ async fn one_that_comes_back_empty_is_told_anew() {
 async fn a_read_only_one_is_down() {
     let master = RedisServer::start().await;
     let mut fleet = Fleet::start().await;
-    fleet.redis.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
-    for error in fleet.is_down().await {
-        assert!(error.contains("READONLY") || error.contains("read only"), "{error}");
-    }
-    fleet
-        .lives_through(async |_| {}, async |fleet| drop(fleet.redis.command(&["REPLICAOF", "NO", "ONE"])))
-        .await;
+    let follow =
+        |redis: &RedisServer, host: &str, port: &str| drop(redis.command(&["REPLICAOF", host, port]));
+    let begin = async |fleet: &mut Fleet| follow(&fleet.redis, "127.0.0.1", &master.port().to_string());
+    let errors = fleet.lives_through(begin, async |fleet| follow(&fleet.redis, "NO", "ONE")).await;
+    assert!(errors.iter().all(|error| error.contains("READONLY")), "{errors:?}");
 }
 
 #[tokio::test]
 async fn a_full_one_is_down() {
     let mut fleet = Fleet::start().await;
-    let fill = |redis: &RedisServer| drop(redis.command(&["CONFIG", "SET", "maxmemory", "1"]));
-    let empty = |redis: &RedisServer| drop(redis.command(&["CONFIG", "SET", "maxmemory", "0"]));
-    fill(&fleet.redis);
-    for error in fleet.is_down().await {
-        assert!(error.contains("OOM") || error.contains("memory"), "{error}");
-    }
-    fleet.lives_through(async |_| {}, async |fleet| empty(&fleet.redis)).await;
+    let limit = |redis: &RedisServer, most: &str| drop(redis.command(&["CONFIG", "SET", "maxmemory", most]));
+    let begin = async |fleet: &mut Fleet| limit(&fleet.redis, "1");
+    let errors = fleet.lives_through(begin, async |fleet| limit(&fleet.redis, "0")).await;
+    assert!(errors.iter().all(|error| error.contains("OOM") || error.contains("memory")), "{errors:?}");
 }
 
 /// Somebody empties it, scripts and all. It is not down, so there is nothing to say; nobody is forgotten for long.
@@ -432,7 +434,7 @@ async fn a_shared_rate_is_kept_to_without_it() {
         let due = 10.0 + 4.0 + 50.0 * began.elapsed().as_secs_f64();
         assert!(tools.upstream.count() as f64 <= due, "{passed:?} of {due}");
     }
-    assert!(passed.iter().all(|passed| *passed >= 40), "{passed:?}");
+    assert!(passed.iter().all(|passed| *passed >= 15), "{passed:?}");
 }
 
 /// A policy with this URL is lived with, and its correction takes effect. Returns what was said to be wrong.
@@ -543,8 +545,7 @@ async fn a_server_of_something_else_is_down() {
 
 #[tokio::test]
 async fn a_server_that_talks_nonsense_is_down() {
-    let redis = RedisServer::start().await;
-    for word in [
+    let words = [
         &b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"[..],
         b"220 mail.test ESMTP ready\r\n",
         b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00",
@@ -553,10 +554,22 @@ async fn a_server_that_talks_nonsense_is_down() {
         b"$536870912\r\n",
         b"-ERR no\r\n",
         &[b'x'; 64 << 10],
-    ] {
+    ];
+    are_down(&words).await;
+}
+
+/// Pods whose port answers like this serve, and say that it is of no use.
+async fn are_down(words: &[&'static [u8]]) {
+    let tools = Tools::start().await;
+    join_all(words.iter().map(async |word| {
         let stranger = Stranger::saying(word, ms(20)).await;
-        is_wrong_until_corrected(&format!("redis://{}", stranger.address), &redis).await;
-    }
+        let pod = HedgerowProcess::start(&policy(&format!("redis://{}", stranger.address))).await;
+        tools.serve(std::slice::from_ref(&pod)).await;
+        until_down(&pod).await;
+        tools.serve(std::slice::from_ref(&pod)).await;
+        assert_eq!((count(&pod, DOWN), count(&pod, UP_AGAIN)), (1, 0), "{}", pod.stderr.text());
+    }))
+    .await;
 }
 
 /// Keys that somebody else has put where ours should be. Those hosts' guards are each pod's own; all others are shared.

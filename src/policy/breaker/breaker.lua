@@ -6,8 +6,8 @@
 -- (probes); and for each pod that has opened its own breaker, until the fleet's opens, e:POD = "ms:failures", where ms
 -- is until when that counts. What is missing or unreadable reads as 0 or as no state.
 --
--- A state that lies in the future is one from before this server's clock went back, or another server's: it reads as
--- none.
+-- A state of no time is no pod's, and one that lies in the future is from before this server's clock went back, or
+-- another server's, as is a wait of more than a week: it reads as none.
 --
 -- ARGV: op, pod, channel, id, then what the op takes. Answers {state, since, remaining ms, reopens}, or to a pod
 -- that may probe {'granted', since, succeeded}.
@@ -24,7 +24,7 @@ end
 local found = redis.call('HMGET', key, 'state', 'since', 'open_until_ts', 'reopens', 'lease', 'lease_until_ts')
 local state, since, open_until, reopens = found[1] or '', number(found[2]), number(found[3]), number(found[4])
 local lease, lease_until = found[5], number(found[6])
-if since > now + 60000 then
+if since <= 0 or since > now + 60000 or open_until > now + 7 * 86400000 then
   state, since, open_until, reopens = '', 0, 0, 0
 end
 if lease_until > now + 60000 then

@@ -17,7 +17,8 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::bucket::Pace;
 use super::{RateLimiter, State};
@@ -33,6 +34,8 @@ const SCARCE: Duration = Duration::from_secs(1);
 const SOONEST: Duration = Duration::from_millis(250);
 /// The calls of so long a time may come together, whatever the share.
 const AT_ONCE: Duration = Duration::from_millis(100);
+/// What the script's answer consists of.
+const ANSWERS: usize = 5;
 /// The least time over which a need is measured, in seconds.
 const SPAN: f64 = 0.5;
 
@@ -226,21 +229,23 @@ impl RateLimiter {
         let Ok(place) = self.asking.clone().try_lock_owned() else { return Ok(()) };
         // In a task of its own: a client that leaves would take along what was granted.
         let (limiter, cfg) = (self.clone(), *cfg);
-        let asked = tokio::spawn(async move {
+        let (answered, asked) = oneshot::channel();
+        tokio::spawn(async move {
             let _place = place;
             let question = limiter.question(&cfg, 1 + limiter.in_line(), Instant::now());
-            limiter.put(&link, &cfg, question, Some(end)).await?;
-            // Those who came while it asked.
-            match limiter.in_line() {
-                0 | 1 => Ok(()),
-                rest => {
-                    let question = limiter.question(&cfg, rest, Instant::now());
-                    limiter.put(&link, &cfg, question, None).await
-                }
+            let answer = limiter.put(&link, &cfg, question, Some(end)).await;
+            let may_go_on = answer.is_ok();
+            // A client that has left needs no answer.
+            let _ = answered.send(answer);
+            // For those who came while it asked, beside the calls.
+            let rest = limiter.in_line();
+            if may_go_on && rest > 0 {
+                let question = limiter.question(&cfg, rest, Instant::now());
+                let _ = limiter.put(&link, &cfg, question, None).await;
             }
         });
-        // It ends when the question does; the second one is not waited for.
-        timeout_at(end, asked).await.map_or(Ok(()), |asked| asked.unwrap_or(Ok(())))
+        // The first question ends by then.
+        asked.await.unwrap_or(Ok(()))
     }
 
     fn in_line(&self) -> u64 {
@@ -341,22 +346,24 @@ impl RateLimiter {
         now: Instant,
     ) {
         let mut state = self.serve(cfg, now);
-        match answer {
+        let granted = match answer {
             Ok(reply) => {
-                let lease = question.lease(&reply);
-                state.share.standing = Standing::Leased(lease);
+                state.share.standing = Standing::Leased(question.lease(&reply));
                 state.share.has_begun = true;
-                let pace = state.pace(cfg, self.member.as_ref(), now);
-                state.bucket.set_pace(pace, now);
-                state.bucket.add(reply.number(1) as u32, now);
+                reply.number(1) as u32
             }
             // What was leased holds on; without that the pod is on its own for a while.
             Err(_) => {
                 if state.share.lease().is_none_or(|lease| lease.share == 0.0) {
                     state.share.standing = Standing::Alone { until: now + CALM, again: now + SCARCE };
                 }
+                0
             }
-        }
+        };
+        // Those in line go by the pace as it stands in the bucket.
+        let pace = state.pace(cfg, self.member.as_ref(), now);
+        state.bucket.set_pace(pace, now);
+        state.bucket.add(granted, now);
         state.line.wake_first();
     }
 }
@@ -420,9 +427,13 @@ impl Question {
         let mut arguments = vec![member.fleet.pod().as_bytes()];
         arguments.extend(numbers.iter().map(|number| number.as_bytes()));
         arguments.extend([&channel, &id, &pause].map(|text| text.as_bytes()));
-        match end {
-            Some(end) => link.ask_until(end, &SCRIPT, &[&key], &arguments).await,
-            None => link.tell(&SCRIPT, &key, &arguments).await,
+        let reply = match end {
+            Some(end) => link.ask_until(end, &SCRIPT, &[&key], &arguments).await?,
+            None => link.tell(&SCRIPT, &key, &arguments).await?,
+        };
+        match reply.has(ANSWERS) {
+            true => Ok(reply),
+            false => Err(Fault::Refused("the answer is not that of the script".into())),
         }
     }
 

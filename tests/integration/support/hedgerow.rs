@@ -3,7 +3,6 @@
 //! A process for each test. It costs some milliseconds and buys isolation that one process cannot give:
 //! environment, signals, exit code, standard output, and metrics that are counted for the process.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -19,10 +18,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use super::client::{Agent, Response, absolute};
+use super::port::{STARTS, Taken};
 use super::soon;
-
-/// How often a start is tried anew when somebody took a port between finding and binding it.
-const STARTS: usize = 5;
 
 /// Where a running hedgerow listens, and what can be asked there. The same for every way to start one.
 #[derive(Debug, Clone, Copy)]
@@ -35,11 +32,11 @@ pub struct Ports {
     pub transparent: SocketAddr,
 }
 
-/// Ports that a test has: none that another one has too, since its hedgerow would answer in the place of one that
-/// could not bind. They can be had again once it has ended.
-struct Given(Ports);
-
-static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+/// Ports of one hedgerow. They can be had again once it has ended.
+struct Given {
+    ports: Ports,
+    _taken: Taken,
+}
 
 impl Given {
     /// Free when asked. Three listeners at once, so that the three differ.
@@ -48,22 +45,10 @@ impl Given {
             let listeners =
                 [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback can be bound"));
             let found = listeners.map(|l| l.local_addr().expect("a bound listener has an address"));
-            let mut given = GIVEN.lock();
-            if found.iter().all(|address| !given.contains(&address.port())) {
-                given.extend(found.map(|address| address.port()));
+            if let Some(taken) = Taken::all(found.map(|address| address.port())) {
                 let [proxy, admin, transparent] = found;
-                return Self(Ports { proxy, admin, transparent });
+                return Self { ports: Ports { proxy, admin, transparent }, _taken: taken };
             }
-        }
-    }
-}
-
-impl Drop for Given {
-    fn drop(&mut self) {
-        let Ports { proxy, admin, transparent } = self.0;
-        let mut given = GIVEN.lock();
-        for address in [proxy, admin, transparent] {
-            given.remove(&address.port());
         }
     }
 }
@@ -286,9 +271,9 @@ impl Launch {
     fn spawn(&self) -> HedgerowProcess {
         let mut given = Given::find();
         if let Some(ip) = self.transparent {
-            given.0.transparent.set_ip(ip);
+            given.ports.transparent.set_ip(ip);
         }
-        let ports = given.0;
+        let ports = given.ports;
         let mut listen = format!("proxy: \"{}\", admin: \"{}\"", ports.proxy, ports.admin);
         if self.transparent.is_some() {
             listen += &format!(", transparent: \"{}\"", ports.transparent);
@@ -334,7 +319,7 @@ impl std::ops::Deref for HedgerowProcess {
     type Target = Ports;
 
     fn deref(&self) -> &Ports {
-        &self.given.0
+        &self.given.ports
     }
 }
 

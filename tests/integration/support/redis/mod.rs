@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::hedgerow::again_until;
 use super::pki::Pki;
-use super::port::HeldPort;
+use super::port::{HeldPort, STARTS};
 use super::soon;
 
 pub use cluster::RedisCluster;
@@ -110,11 +110,16 @@ impl Setup {
 
     /// Starts it and waits until it answers. Panics with its log when it does not.
     pub async fn start(self) -> RedisServer {
-        let (port, folder) = (HeldPort::find(), TempDir::new().expect("a temporary folder"));
-        let mut server = RedisServer { setup: self, port, folder, child: None };
-        fs::write(server.file("redis.conf"), server.configuration()).expect("a temporary file");
-        server.restart().await;
-        server
+        let folder = TempDir::new().expect("a temporary folder");
+        let mut server = RedisServer { setup: self, port: HeldPort::find(), folder, child: None };
+        for _ in 0..STARTS {
+            server.write_configuration();
+            let Err(log) = server.try_start().await else { return server };
+            // Somebody in another process has it, who had found it before it was held.
+            assert!(log.contains("in use"), "redis-server ended:\n{log}");
+            server.port = HeldPort::find();
+        }
+        panic!("no free port in {STARTS} tries");
     }
 }
 
@@ -171,13 +176,19 @@ impl RedisServer {
     /// Ends it at once. Its port refuses connections until [`Self::restart`].
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            child.kill().expect("a child that was not waited for can be killed");
+            // It may have ended by itself.
+            let _ = child.kill();
             child.wait().expect("a child can be waited for");
         }
     }
 
     /// Starts it anew on the same port, knowing nothing, and waits until it answers. One that still runs is killed.
     pub async fn restart(&mut self) {
+        self.try_start().await.unwrap_or_else(|log| panic!("redis-server ended:\n{log}"));
+    }
+
+    /// The same; where it ends by itself, its log.
+    async fn try_start(&mut self) -> Result<(), String> {
         self.kill();
         let mut command = Command::new("redis-server");
         command.arg(self.file("redis.conf"));
@@ -185,18 +196,18 @@ impl RedisServer {
             command.arg("--sentinel");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let (socket, log) = (self.file("redis.sock"), self.file("redis.log"));
         let child = command.spawn().expect("redis-server can be started; `make tools` installs it");
         let child = self.child.insert(child);
-        let socket = self.folder.path().join("redis.sock");
         let answers = async || {
-            let has_ended = child.try_wait().expect("a child can be asked").is_some();
-            let log = self.folder.path().join("redis.log");
-            assert!(!has_ended, "redis-server ended:\n{}", fs::read_to_string(log).unwrap_or_default());
+            if child.try_wait().expect("a child can be asked").is_some() {
+                return Some(Err(fs::read_to_string(&log).unwrap_or_default()));
+            }
             let pong = Connection::open(&socket).and_then(|mut own| own.try_command(&["PING"]));
             // Nobody but `rig` may be let in: who is refused was answered too.
-            pong.ok().map(drop)
+            pong.ok().map(|_| Ok(()))
         };
-        soon(again_until(answers)).await;
+        soon(again_until(answers)).await
     }
 
     /// A connection of its own, for what is kept with it: a database, a transaction.
@@ -263,7 +274,7 @@ impl RedisServer {
         self.folder.path().join(name)
     }
 
-    fn configuration(&self) -> String {
+    fn write_configuration(&self) {
         let port = match self.setup.is_tls {
             true => format!("port 0\ntls-port {}", self.port()),
             false => format!("port {}", self.port()),
@@ -271,12 +282,13 @@ impl RedisServer {
         let folder = self.folder.path().display();
         // A replica is given all at once, not after the seconds in which others might ask too.
         let data = "save \"\"\nappendonly no\nrepl-diskless-sync-delay 0\n";
-        format!(
+        let text = format!(
             "bind 127.0.0.1\n{port}\nunixsocket {folder}/redis.sock\ndir {folder}\nlogfile {folder}/redis.log\n\
              user rig on nopass ~* &* +@all\n{}{}\n",
             if self.setup.is_sentinel { "" } else { data },
             self.setup.settings.join("\n"),
-        )
+        );
+        fs::write(self.file("redis.conf"), text).expect("a temporary file");
     }
 }
 
