@@ -287,7 +287,9 @@ fn guards_status(guards: &Guards, stages: &Stages, rate: Option<&RateLimit>, now
     });
     if let Some(rate) = rate {
         status["rate_limit"] = rate_status(&guards.rate().view(rate, now), now);
-        status["rate_limit"]["share"] = guards.rate().share().into();
+        if rate.is_shared {
+            status["rate_limit"]["share"] = guards.rate().share().into();
+        }
     }
     if let Some(hedge) = &stages.hedge {
         status["hedge"] = hedge_status(&guards.hedge().report(hedge, stages.extra_load.ratio, now), now);
