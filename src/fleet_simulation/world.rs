@@ -304,7 +304,7 @@ impl World {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Asks(errand) => return self.serve(errand),
+            Event::Asks(errand) => self.serve(errand),
             Event::Answered(at, sent, kind, answer) if self.pods[at.pod].is_alive => {
                 self.take_in(at, sent, kind, answer);
             }
@@ -613,10 +613,8 @@ impl World {
     ) {
         let sent = self.now;
         self.tally.asked += u64::from(matches!(kind, Kind::CatchUp(_) | Kind::Probe | Kind::Token(_)));
-        if kind.bound() == TIMEOUT {
-            if !self.pods[at.pod].link.may_be_asked() {
-                return self.take_in(at, sent, kind, Err(Fault::Down));
-            }
+        if kind.bound() == TIMEOUT && !self.pods[at.pod].link.may_be_asked() {
+            return self.take_in(at, sent, kind, Err(Fault::Down));
         }
         let wire = self.wire();
         let pod = &mut self.pods[at.pod];

@@ -81,7 +81,7 @@ impl Proxy {
             flights: Flights::new(),
             gathered: Arc::default(),
             renewals: Arc::new(Semaphore::new(MOST_RENEWALS)),
-            shelf: Shelf::new(),
+            shelf: Shelf::default(),
             fan_out_places: Semaphore::new(MOST_FANNED_OUT),
             fan_out_memory: Allowance::new(FAN_OUT_MEMORY),
             default_metrics: metrics.upstream(&"default".into()),

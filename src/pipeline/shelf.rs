@@ -52,9 +52,9 @@ struct Rest {
     until: Option<Instant>,
 }
 
-impl Shelf {
+impl Default for Shelf {
     /// With all places free.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             asking: Semaphore::new(ON_THE_WAY),
             writing: Arc::new(Semaphore::new(ON_THE_WAY)),
@@ -62,7 +62,9 @@ impl Shelf {
             rest: Mutex::default(),
         }
     }
+}
 
+impl Shelf {
     fn is_resting(&self, now: Instant) -> bool {
         self.rest.lock().until.is_some_and(|until| now < until)
     }

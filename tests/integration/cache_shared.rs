@@ -519,7 +519,7 @@ async fn a_mute_server_costs_its_timeout_and_only_the_first_calls() {
     .await;
     let other = pod_with(&redis.url(), &upstream, TIMEOUT, stages).await;
     get(&other, &upstream, "/after").await;
-    redis.until(|redis| redis.keys(ANSWERS).len() > 0).await;
+    redis.until(|redis| !redis.keys(ANSWERS).is_empty()).await;
     assert_eq!(get(&pod, &upstream, "/0").await.text(), "x");
 }
 
