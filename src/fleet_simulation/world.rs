@@ -517,13 +517,14 @@ impl World {
     }
 
     fn hear(&mut self, pod: usize, text: &str) {
-        let (from, id, word) = Word::parse(text).expect("it was published by this version");
-        if from == self.pods[pod].fleet.pod() {
-            return;
+        let now = self.now;
+        if let Some(id) = text.strip_prefix("rate ").map(Id::from_words) {
+            let called_on = self.pods[pod].lanes.iter().find(|lane| lane.id == id);
+            return called_on.expect("all call all").rate.is_called_on(now);
         }
+        let (_, id, word) = Word::parse(text).expect("it was published by this version");
         let lane = self.pods[pod].lanes.iter().position(|lane| lane.id == id).expect("all call all");
         let at = At { pod, lane };
-        let now = self.now;
         self.lane(at).breaker.hear(word, now);
         self.note(at);
         self.pass_on(at);
@@ -646,8 +647,9 @@ impl World {
 
     /// Each pod in its turn; Redis is busy until all have been told.
     fn publish(&mut self, word: Rc<str>) {
-        let (_, _, Word { state, .. }) = Word::parse(&word).expect("it is read by this version");
-        self.tally.fleet.push((self.busy_until, state.expect("a state")));
+        if let Some((_, _, Word { state, .. })) = Word::parse(&word) {
+            self.tally.fleet.push((self.busy_until, state.expect("a state")));
+        }
         let Assumed { delivery, .. } = Assumed::default();
         let first = self.random.usize(..self.pods.len());
         for turn in 0..self.pods.len() {
