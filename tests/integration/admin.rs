@@ -231,6 +231,7 @@ async fn status_tells_the_policy_and_each_host_of_each_upstream() {
             "connections",
             "replay_bytes",
             "caches",
+            "shared_state",
             "intercept_stepped_down",
             "upstreams"
         ]
@@ -247,8 +248,8 @@ async fn status_tells_the_policy_and_each_host_of_each_upstream() {
     let host = &status["upstreams"]["tools"][upstream.address().to_string()];
     assert_eq!(
         host["breaker"],
-        json!({ "state": "closed", "forced": false, "failures_in_row": 0, "requests": 1, "failure_rate": "0%",
-                "slow_rate": null, "retry_after_ms": null }),
+        json!({ "state": "closed", "forced": false, "by_fleet": false, "failures_in_row": 0, "requests": 1,
+                "failure_rate": "0%", "slow_rate": null, "retry_after_ms": null }),
     );
     assert_eq!(host["bulkhead"], json!({ "in_flight": 0, "queued": 0 }));
     // The route names its bulkhead, so it has one of its own; the breaker it shares.
@@ -349,8 +350,8 @@ async fn status_tells_what_is_kept_of_each_upstream_and_how_many_flights_are_und
     assert_eq!(status["flights"], 1);
     assert_eq!(
         status["caches"],
-        json!({ "tools": [{ "entries": 0, "bytes": 0, "max_bytes": 1 << 20 },
-                          { "entries": 0, "bytes": 0, "max_bytes": 2 << 20 }] })
+        json!({ "tools": [{ "entries": 0, "bytes": 0, "max_bytes": 1 << 20, "from_other_pods": 0 },
+                          { "entries": 0, "bytes": 0, "max_bytes": 2 << 20, "from_other_pods": 0 }] })
     );
 
     exchange.respond(200, &[("cache-control", "max-age=60")], &"x".repeat(5000)).await;
