@@ -309,7 +309,8 @@ impl BreakerCell {
     /// One call asks at a time. Where nobody answers, the pod is left to itself; but a late answer is one: the server is
     /// at its latest when the whole fleet asks, and if each pod then went on by itself, all would probe.
     pub async fn ask_to_probe(self: &Arc<Self>, end: Instant) {
-        let link = self.member.as_ref().and_then(|member| Some((member.clone(), member.fleet.link()?)));
+        // While it is down there is no answer, be it a late one, to be refused for.
+        let link = self.member.as_ref().and_then(|member| Some((member.clone(), member.fleet.up()?)));
         let Some((member, link)) = link else { return self.core.lock().stand_alone() };
         let Ok(place) = self.asking.clone().try_lock_owned() else { return };
         // In a task of its own: a client that leaves would leave a lease behind that nobody uses.
