@@ -13,6 +13,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Extensions, Method, StatusCode};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::config::Route;
 use crate::error::Stage;
@@ -130,6 +131,7 @@ pub struct Progress {
     fate: AtomicU8,
     attempts: AtomicU32,
     queued_us: AtomicU32,
+    asked_us: AtomicU32,
     peer: Mutex<Option<IpAddr>>,
     connection: AtomicU64,
     is_final: AtomicBool,
@@ -257,9 +259,22 @@ impl Progress {
         Some(self.connection.load(Ordering::Relaxed)).filter(|connection| *connection > 0)
     }
 
+    /// Until when the call, which ends at `end`, waits from `now` on for what other pods know: `patience` in all, over
+    /// everything that it asks them, and half of what is left to it at most, since it can do without.
+    pub fn asks_until(&self, patience: Duration, now: Instant, end: Option<Instant>) -> Instant {
+        let waited = Duration::from_micros(self.asked_us.load(Ordering::Relaxed).into());
+        let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
+        now + patience.saturating_sub(waited).min(left / 2)
+    }
+
+    /// Adds time that it has waited for that.
+    pub fn asked(&self, wait: Duration) {
+        self.asked_us.fetch_add(micros(wait), Ordering::Relaxed);
+    }
+
     /// Adds time in queues.
     pub fn queued(&self, wait: Duration) {
-        self.queued_us.fetch_add(wait.as_micros().min(u32::MAX.into()) as u32, Ordering::Relaxed);
+        self.queued_us.fetch_add(micros(wait), Ordering::Relaxed);
     }
 
     /// No further try will be made here, and one by the caller would do no good.
@@ -324,6 +339,11 @@ impl RequestId {
     }
 }
 
+/// As far as they go into the number, which is more than an hour.
+fn micros(time: Duration) -> u32 {
+    time.as_micros().min(u32::MAX.into()) as u32
+}
+
 fn is_short_token(id: &[u8]) -> bool {
     (1..=128).contains(&id.len()) && id.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:+/=".contains(b))
 }
@@ -348,4 +368,26 @@ pub fn expects_continue(headers: &HeaderMap) -> bool {
     headers
         .get(header::EXPECT)
         .is_some_and(|expected| expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn a_call_waits_for_other_pods_once_for_all_that_it_asks() {
+        let (progress, now) = (Progress::default(), Instant::now());
+        let asks_for = |end: Option<Instant>| progress.asks_until(ms(25), now, end) - now;
+        assert_eq!(asks_for(None), ms(25));
+        assert_eq!(asks_for(Some(now + ms(30))), ms(15), "half of what is left to it");
+        progress.asked(ms(20));
+        assert_eq!(asks_for(None), ms(5));
+        progress.asked(ms(20));
+        assert_eq!(asks_for(None), ms(0));
+        assert_eq!(asks_for(Some(now)), ms(0));
+    }
 }

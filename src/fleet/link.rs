@@ -205,6 +205,9 @@ impl Link {
             return Err(Fault::Down);
         }
         let bound = end.saturating_duration_since(Instant::now()).min(self.inner.settings.timeout);
+        if bound.is_zero() {
+            return Err(Fault::Late(bound));
+        }
         self.inner.run(script, keys, arguments, bound).await
     }
 

@@ -46,7 +46,7 @@ pub async fn enter(
     let stages = lane.stages();
     if let Some(breaker) = &stages.breaker {
         if breaker.is_shared && lane.breaker().is_behind(now) {
-            let caught_up = Box::pin(lane.breaker().catch_up(now, ask_until(lane, now, deadline))).await;
+            let caught_up = ask(lane, progress, deadline, |end| lane.breaker().catch_up(now, end)).await;
             note(lane, caught_up);
         }
         // Who probes is asked when the rest is passed.
@@ -64,7 +64,7 @@ pub async fn enter(
         && rate.is_shared
         && lane.rate().must_ask(rate, now)
     {
-        let asked = Box::pin(lane.rate().ask(rate, ask_until(lane, now, deadline))).await;
+        let asked = ask(lane, progress, deadline, |end| lane.rate().ask(rate, end)).await;
         note(lane, asked);
         at = Instant::now();
     }
@@ -102,7 +102,7 @@ pub async fn enter(
     }
     let admission = match admit(lane, at) {
         Err(refusal) if refusal.is_due => {
-            Box::pin(lane.breaker().ask_to_probe(ask_until(lane, at, deadline))).await;
+            ask(lane, progress, deadline, |end| lane.breaker().ask_to_probe(end)).await;
             at = Instant::now();
             admit(lane, at)
         }
@@ -112,11 +112,19 @@ pub async fn enter(
     Ok(Pass { permit, admission, at })
 }
 
-/// Until when a call waits for what other pods know. Half of what is left to it at most: it can do without.
-fn ask_until(lane: &Lane, now: Instant, deadline: Option<Instant>) -> Instant {
+/// Asks what other pods know, which a call waits for as long as it may.
+async fn ask<F: Future>(
+    lane: &Lane,
+    progress: &Progress,
+    deadline: Option<Instant>,
+    question: impl FnOnce(Instant) -> F,
+) -> F::Output {
     let patience = lane.config().shared_state.as_ref().map_or(Duration::ZERO, |shared| shared.timeout);
-    let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(now));
-    now + patience.min(left / 2)
+    let since = Instant::now();
+    // Boxed: hardly a call asks, and the room would be part of each.
+    let answer = Box::pin(question(progress.asks_until(patience, since, deadline))).await;
+    progress.asked(since.elapsed());
+    answer
 }
 
 fn note(lane: &Lane, asked: Result<(), Fault>) {

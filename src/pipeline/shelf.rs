@@ -25,7 +25,6 @@ use crate::config::{Cache, FallbackStep, Stages};
 use crate::fleet::{Fault, Link};
 use crate::policy::cache::Entry;
 use crate::policy::cache::shared::{self, Spot};
-use crate::policy::deadline::end_of;
 use crate::upstream::registry::Lane;
 
 /// KiB that may be on their way at once, and as many again in the other direction.
@@ -98,11 +97,18 @@ pub async fn find(errand: &Errand) -> Option<Entry> {
     if !link.may_be_asked() || shelf.is_resting(now) || !shared::may_suffice(asked) {
         return None;
     }
-    let end = (now + link.settings().timeout).min(end_of(errand.deadline.as_ref()));
-    let _place =
-        timeout_at(end, shelf.asking.acquire_many(places(shared::most_bytes(rules)))).await.ok()?.ok()?;
-    let found = shared::find(&link, &Spot::of(asked, rules), asked, rules, end).await;
-    shelf.note(matches!(found, Err(Fault::Late(_))), Instant::now());
+    let (progress, deadline) = (&errand.call.progress, errand.deadline.as_ref().map(|deadline| deadline.at));
+    let end = progress.asks_until(link.settings().timeout, now, deadline);
+    let question = async {
+        let place = shelf.asking.acquire_many(places(shared::most_bytes(rules)));
+        let _place = timeout_at(end, place).await.ok()?.ok()?;
+        Some(shared::find(&link, &Spot::of(asked, rules), asked, rules, end).await)
+    };
+    let found = question.await;
+    let ended = Instant::now();
+    progress.asked(ended - now);
+    let found = found?;
+    shelf.note(matches!(found, Err(Fault::Late(_))), ended);
     found.unwrap_or_else(|fault| {
         tracing::debug!(%fault, "the answers that pods share cannot be asked for");
         None
