@@ -16,7 +16,7 @@ use crate::config::RateLimit;
 use crate::fleet::{Id, Link};
 use crate::pipeline::Proxy;
 use crate::policy::breaker::BreakerCell;
-use crate::policy::breaker::shared::{News, Word};
+use crate::policy::breaker::shared::{News, Word, quorum};
 use crate::policy::rate_limit::RateLimiter;
 use crate::upstream::registry::Upstream;
 
@@ -136,12 +136,12 @@ async fn tell(link: &Link, pod: &str, breakers: Vec<SharedBreaker>) {
     stream::iter(breakers)
         .for_each_concurrent(AT_ONCE, |(upstream, breaker)| async move {
             let Some(news) = breaker.take_news() else { return };
-            let mut quorum = link.settings().quorum;
+            let (least, mut pods) = (link.settings().quorum, link.pods());
             // One of many that have just started must not take itself for all of them.
-            if matches!(news, News::Tripped { .. }) && link.pods() < quorum {
-                quorum = link.count(pod).await.map_or(quorum, |pods| quorum.min(pods));
+            if matches!(news, News::Tripped { .. }) && pods < least {
+                pods = link.count(pod).await.unwrap_or(least);
             }
-            match breaker.tell(link, news, quorum).await {
+            match breaker.tell(link, news, quorum(least, pods)).await {
                 Ok(word) => hear(&upstream, &breaker, word),
                 Err(fault) => {
                     breaker.put_back(news);

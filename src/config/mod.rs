@@ -38,7 +38,7 @@ pub use load::{Loaded, embedded, load, parse};
 pub use problem::{Path, Place, Problem, Problems, Segment, Severity};
 pub use schema::schema;
 pub use secret::SecretBytes;
-pub use shared_state::{Login, Redis, RedisKind, SharedState};
+pub use shared_state::{LARGEST_QUORUM, Login, Redis, RedisKind, SharedState};
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

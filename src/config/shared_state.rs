@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use super::secret::MASK;
 
+/// Beyond it a number of pods is a slip, and more than one look at what they have seen may take in.
+pub const LARGEST_QUORUM: u32 = 1_000;
+
 /// The state that pods share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedState {
@@ -13,7 +16,8 @@ pub struct SharedState {
     pub redis: Redis,
     /// The longest that a request waits for it.
     pub timeout: Duration,
-    /// Pods that must have seen an upstream fail before all of them open its breaker; at least 1.
+    /// The least number of pods that must have seen an upstream fail before all of them open its breaker; 1 to
+    /// [`LARGEST_QUORUM`].
     pub quorum: u32,
     /// The first part of every key.
     pub prefix: Arc<str>,

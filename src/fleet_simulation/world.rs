@@ -19,7 +19,7 @@ use super::traffic::Traffic;
 use crate::config::{Breaker, Login, RateLimit, RedisKind, SharedState};
 use crate::fleet::{Fault, Fleet, Id, Link, Member, PATIENCE, Reply};
 use crate::liaison::{PROLONG, RECONCILE, TICK};
-use crate::policy::breaker::shared::{News, Word};
+use crate::policy::breaker::shared::{News, Word, quorum};
 use crate::policy::breaker::{self, Admission, BreakerCell, Open, State, Verdict};
 use crate::policy::rate_limit::RateLimiter;
 use crate::policy::rate_limit::simulated::{Caller, Question, Turn};
@@ -510,7 +510,7 @@ impl World {
         }
         if let Some(news) = lane.breaker.take_news() {
             lane.is_telling = true;
-            let quorum = self.setting.quorum.min(pod.link.pods());
+            let quorum = quorum(self.setting.quorum, pod.link.pods());
             let question = question_of(news, quorum, self.now);
             self.ask_breaker(at, Kind::News, question);
         }

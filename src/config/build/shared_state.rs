@@ -10,15 +10,13 @@ use crate::config::files::{in_clear, is_one_substitution};
 use crate::config::notation::{Flag, Switch, Unit};
 use crate::config::problem::{Path, Severity};
 use crate::config::redis_url;
-use crate::config::{Login, Redis, RedisKind, SharedState, Stages, Tls, UpstreamPolicy, raw};
+use crate::config::{LARGEST_QUORUM, Login, Redis, RedisKind, SharedState, Stages, Tls, UpstreamPolicy, raw};
 use crate::units::Span;
 
 const TIMEOUT: Duration = Duration::from_millis(25);
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 const QUORUM: u32 = 2;
-/// Beyond it a number of pods is a slip.
-const LARGEST_QUORUM: u32 = 1_000;
 const PREFIX: &str = "hedgerow";
 const LONGEST_PREFIX: usize = 64;
 

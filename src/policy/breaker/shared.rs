@@ -2,7 +2,7 @@
 //!
 //! **Who opens it.** Each pod's state machine goes by what the pod itself has seen. One that opens on evident
 //! failures (answers, resets, silence after the request had gone out; not a name that cannot be resolved or a
-//! connection that cannot be made) says so, and when as many pods as `quorum` say so at the same time, all
+//! connection that cannot be made) says so, and when enough pods say so at the same time ([`quorum`]), all
 //! open. So one pod with a bad node cuts off nobody else. To add up the failures of all pods was rejected:
 //! in a fleet of thousands there are always enough for any sum, and to set them against the successes would cost a
 //! message for each. Nothing is lost by it: the first pods of many to have seen enough have seen it when most
@@ -22,12 +22,23 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Breaker, BreakerCell, Phase, Probes, State};
+use crate::config::LARGEST_QUORUM;
 use crate::fleet::{Fault, Id, Link, Member, Reply, Script};
 
 /// How long a pod may leave its probing without a sign of life.
 pub(super) const LEASE: Duration = Duration::from_secs(10);
 /// How long after its wait a pod's failure counts for the quorum: others see theirs a little later.
 const GRACE: Duration = Duration::from_secs(10);
+/// Of so many pods one must have seen it.
+const ONE_IN: u32 = 200;
+
+/// How many of `pods` must have seen an upstream fail before all open: `least`, or all where fewer live, and of many
+/// pods a share. Where one call in ten fails, a pod meets five failures in a row by chance now and then, so of ten
+/// thousand pods there are always some that have just done so, and an upstream that nine calls in ten get through to must
+/// not be lost to all for their sake.
+pub(crate) fn quorum(least: u32, pods: u32) -> u32 {
+    least.min(pods).max(pods.div_ceil(ONE_IN)).clamp(1, LARGEST_QUORUM)
+}
 
 /// An op of the script, and what that takes.
 pub(crate) type Question = (&'static str, Vec<String>);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::shared::{Lease, News, Word};
+use super::shared::{Lease, News, Word, quorum};
 use super::*;
 use crate::config::StatusSet;
 
@@ -29,6 +29,14 @@ fn secs(seconds: u64) -> Duration {
 
 fn word(state: State, since: u64, remaining: Duration) -> Word {
     Word { state: Some(state), since, remaining, reopens: 0 }
+}
+
+#[test]
+fn all_of_few_pods_and_a_share_of_many_make_the_quorum() {
+    let quorums = [(2, 1), (2, 2), (2, 8), (2, 400), (2, 401), (2, 10_000), (100, 10_000), (100, 30), (1, 8)];
+    let expected = [1, 2, 2, 2, 3, 50, 100, 30, 1];
+    assert_eq!(quorums.map(|(least, pods)| quorum(least, pods)), expected);
+    assert_eq!(quorum(2, u32::MAX), config::LARGEST_QUORUM, "what the script can look through");
 }
 
 struct Bench {
