@@ -32,12 +32,14 @@ use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 #[allow(dead_code, unreachable_pub, reason = "the load benchmark's, which needs more of it")]
 mod process;
 
-pub(crate) use process::Cores;
-use process::{Server, cpu_of, free_ports, raise_file_limit, ticks};
+#[allow(unused_imports, reason = "not each benchmark starts servers of its own")]
+pub(crate) use process::{Cores, Server, free_ports};
+use process::{cpu_of, raise_file_limit, ticks};
 
 /// A running hedgerow; ends when dropped.
 pub(crate) struct Proxy {
     server: Server,
+    admin: SocketAddr,
     _folder: TempDir,
 }
 
@@ -61,12 +63,18 @@ impl Proxy {
         let arguments: [&OsStr; 5] =
             ["--log-level".as_ref(), "error".as_ref(), "run".as_ref(), "--config".as_ref(), file.as_ref()];
         let server = Server::start(&program, &arguments, proxy, cores.proxy).await?;
-        Ok(Self { server, _folder: folder })
+        Ok(Self { server, admin, _folder: folder })
     }
 
     /// Where it accepts.
     pub(crate) fn address(&self) -> SocketAddr {
         self.server.address
+    }
+
+    /// Where its admin port is.
+    #[allow(dead_code, reason = "of one benchmark")]
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
     }
 
     /// CPU time so far, user and system.
@@ -194,6 +202,14 @@ impl Agent {
 
     /// Asks in absolute-form, as a client of a proxy does: the body of the answer, which must be a 200.
     pub(crate) async fn get(&mut self, upstream: SocketAddr, path: &str) -> io::Result<&[u8]> {
+        match self.ask(upstream, path).await? {
+            (200, body) => Ok(body),
+            (status, _) => Err(io::Error::other(format!("the answer to {path} is a {status}"))),
+        }
+    }
+
+    /// The same, for any status.
+    pub(crate) async fn ask(&mut self, upstream: SocketAddr, path: &str) -> io::Result<(u16, &[u8])> {
         let request = format!(
             "GET http://{upstream}{path} HTTP/1.1\r\nHost: {upstream}\r\nUser-Agent: bench\r\n\
              Accept: */*\r\nAccept-Encoding: gzip\r\nAuthorization: Bearer of-nobody\r\n\r\n"
@@ -204,17 +220,17 @@ impl Agent {
             if self.stream.read_buf(&mut self.buffer).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            if let Some((head, length)) = parts(&self.buffer)?
+            if let Some((status, head, length)) = parts(&self.buffer)?
                 && self.buffer.len() >= head + length
             {
-                return Ok(&self.buffer[head..head + length]);
+                return Ok((status, &self.buffer[head..head + length]));
             }
         }
     }
 }
 
-/// The lengths of head and body; `None` while the head is not complete.
-fn parts(bytes: &[u8]) -> io::Result<Option<(usize, usize)>> {
+/// The status, and the lengths of head and body; `None` while the head is not complete.
+fn parts(bytes: &[u8]) -> io::Result<Option<(u16, usize, usize)>> {
     let mut fields = [httparse::EMPTY_HEADER; 64];
     let mut response = httparse::Response::new(&mut fields);
     let head = match response.parse(bytes) {
@@ -225,7 +241,7 @@ fn parts(bytes: &[u8]) -> io::Result<Option<(usize, usize)>> {
     let length = response.headers.iter().find(|field| field.name.eq_ignore_ascii_case("content-length"));
     let length = length.and_then(|field| std::str::from_utf8(field.value).ok()?.parse().ok());
     match (response.code, length) {
-        (Some(200), Some(length)) => Ok(Some((head, length))),
+        (Some(status), Some(length)) => Ok(Some((status, head, length))),
         (code, _) => Err(io::Error::other(format!("answer {code:?} with length {length:?}"))),
     }
 }

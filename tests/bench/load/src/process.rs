@@ -83,14 +83,19 @@ impl Server {
         Ok(())
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// CPU time of all its threads so far, user and system.
     pub fn cpu(&self) -> io::Result<Duration> {
-        cpu_of(self.child.id())
+        cpu_of(self.id())
     }
 
     /// Resident memory, bytes.
     pub fn resident(&self) -> io::Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
         let kib = line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok());
         kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
