@@ -252,7 +252,7 @@ async fn a_slow_one_is_not_waited_for() {
 
 /// The process stands still, or its machine does.
 #[tokio::test]
-async fn a_mute_one_is_waited_for_by_the_first_few_calls_alone() {
+async fn c098_a_mute_one_is_waited_for_by_the_first_few_calls_alone() {
     let mut fleet = Fleet::start().await;
     fleet.lives_through(async |fleet| fleet.redis.pause(), async |fleet| fleet.redis.resume()).await;
 }
@@ -272,7 +272,7 @@ async fn a_line_that_is_silent_one_way_is_waited_for_by_the_first_few_calls_alon
 }
 
 #[tokio::test]
-async fn one_that_refuses_connections_is_found_when_it_takes_them_again() {
+async fn c099_one_that_refuses_connections_is_found_when_it_takes_them_again() {
     let mut fleet = Fleet::start().await;
     let refuse = async |fleet: &mut Fleet| {
         fleet.line.refuse().await;
