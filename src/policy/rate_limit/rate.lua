@@ -1,12 +1,12 @@
 -- The rate that pods keep together, one hash for each upstream or named route of it. Pods lease shares of the rate; what
 -- is not leased fills a bucket here, by this server's clock, from which tokens are given singly.
 --
--- Fields: tokens (in the bucket), ts (up to when it is filled, ms), sum (of all shares), need (tokens a second that
--- all pods asked for), and for each pod with a share p:POD = "share need until", until in ms. What is missing or
--- unreadable reads as 0, the tokens as a full bucket.
+-- Fields: tokens (in the bucket), ts (up to when it is filled, ms; ahead of now after a loss), sum (of all shares), need
+-- (tokens a second that all pods asked for), and for each pod with a share p:POD = "share need until", until in ms. What is
+-- missing or unreadable reads as 0, the tokens as a full bucket.
 --
 -- ARGV: pod, rate (tokens a second), burst, need (tokens a second), tokens wanted at once, tokens given back, 1 if the
--- pod's own bucket is empty, for how long the lease is (ms), the share that it has, the channel, its id there, how often
+-- pod's own bucket is empty, for how long the lease is (ms), the share that it goes by, the channel, its id there, how often
 -- others may be called on (ms). A need of 0 gives the lease back. Where a pod finds less than its part, because others
 -- lease more than they would get now, they are called on to ask anew: "rate ID" is published.
 -- Answers {share, tokens, 1 if there is not enough for all, the share to be had by asking again: once the others have
@@ -43,6 +43,13 @@ local found = redis.call('HMGET', key, 'tokens', 'ts', 'sum', 'need', 'p:' .. po
 local tokens, ts = tonumber(found[1] or ''), number(found[2])
 local sum, all_need = number(found[3]), number(found[4])
 local old_share, old_need = read(found[5])
+
+-- Where nothing is known and yet a pod goes by a share, it was lost: what there was to save up may be spent, and the
+-- others go by theirs until they have come back and asked. Until then nothing comes in.
+local blind = 2.5 * pause
+if ts <= 0 and held > 0 then tokens, ts = 0, now + blind end
+-- This clock went back.
+if ts > now + blind then ts = now end
 
 -- The bucket fills at the rate that was not leased until now.
 local free = math.max(0, math.min(1, 1 - sum))
@@ -90,7 +97,7 @@ if math.min(need, fair * rate) * term / 1000 >= 2 then
   all_need = all_need + need
   share = math.max(0, math.min(fair, MOST - sum))
   -- What was leased and is not known here any more, the others may still go by as well.
-  if not found[5] and held > 0 then share = math.min(share, held) end
+  if held > 0 and (not found[5] or ts > now) then share = math.min(share, held) end
   sum = sum + share
   redis.call('HSET', key, 'p:' .. pod, string.format('%.9g %.9g %.0f', share, need, now + term))
 end
@@ -99,7 +106,7 @@ local given = want
 if is_new then given = given + math.floor(burst * share) end
 given = math.min(given, math.floor(tokens))
 tokens = tokens - given
-redis.call('HSET', key, 'tokens', tokens, 'ts', string.format('%.3f', now), 'sum', sum, 'need', all_need)
+redis.call('HSET', key, 'tokens', tokens, 'ts', string.format('%.3f', math.max(ts, now)), 'sum', sum, 'need', all_need)
 redis.call('PEXPIRE', key, math.ceil(math.max(60000, 2 * term, burst / rate * 1000)))
 
 if share < 0.8 * fair and math.abs(now - number(found[6])) >= pause then

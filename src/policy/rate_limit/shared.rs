@@ -327,12 +327,13 @@ impl RateLimiter {
 
     pub(super) fn question(&self, cfg: &RateLimit, want: u64, asked_at: Instant) -> Question {
         let mut state = self.state.lock();
-        let (is_scarce, is_new, held) = match state.share.standing {
-            Standing::Leased(lease) => (lease.is_scarce, false, lease.share),
-            Standing::Unknown | Standing::Alone { .. } => (false, true, 0.0),
-        };
         let member = self.member.clone();
         let pods = member.as_ref().map_or(1, |member| member.fleet.pods());
+        let (is_scarce, is_new, held) = match state.share.standing {
+            Standing::Leased(lease) => (lease.is_scarce, false, lease.share),
+            Standing::Alone { .. } => (false, false, 1.0 / f64::from(pods.max(1))),
+            Standing::Unknown => (false, true, 0.0),
+        };
         let need = state.share.measure(asked_at);
         Question { member, cfg: *cfg, need, want, left: 0, is_new, held, pods, is_scarce, asked_at }
     }
@@ -381,7 +382,7 @@ pub(super) struct Question {
     left: u32,
     /// It starts with an empty bucket.
     is_new: bool,
-    /// The share that it has.
+    /// The share that it goes by.
     held: f64,
     pods: u32,
     is_scarce: bool,
