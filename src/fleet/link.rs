@@ -89,6 +89,9 @@ struct Inner {
     /// Questions of requests in a row without an answer in time.
     strikes: AtomicU32,
     pods: AtomicU32,
+    /// The count that holds until fewer have been counted for as long as a pod is taken to live, and when it was last
+    /// come to.
+    census: Mutex<(u32, Instant)>,
     /// The keeper is to look at once.
     doubt: Notify,
     /// Told to one who waits, or who comes later, that it is up for the first time.
@@ -112,6 +115,7 @@ impl Link {
             is_slow: AtomicBool::new(false),
             strikes: AtomicU32::new(0),
             pods: AtomicU32::new(pods),
+            census: Mutex::new((pods, Instant::now())),
             doubt: Notify::new(),
             rose: Notify::new(),
             status: Mutex::new((SystemTime::now(), None)),
@@ -253,7 +257,7 @@ impl Link {
     /// The answer to a sign of life, which has taken `time`.
     pub(crate) fn beaten(&self, pods: u32, time: Duration) {
         self.inner.took(time);
-        self.inner.pods.store(pods.max(1), Ordering::Relaxed);
+        self.inner.counted(pods.max(1), self.inner.lives());
         self.inner.is_up.store(true, Ordering::Relaxed);
     }
 
@@ -272,7 +276,7 @@ impl Link {
     }
 
     pub(crate) fn lives(&self) -> Duration {
-        3 * self.inner.rhythm().max(QUICKEST_RHYTHM)
+        self.inner.lives()
     }
 }
 
@@ -453,17 +457,34 @@ impl Inner {
     }
 
     async fn beat(&self, pod: &str) -> Result<(), Fault> {
-        let lives = (3 * self.rhythm().max(QUICKEST_RHYTHM)).as_millis().to_string();
+        let lives = self.lives();
         let key = pods_key(&self.settings);
         let began = Instant::now();
-        let reply = self.run(&BEAT, &[&key], &[pod.as_bytes(), lives.as_bytes()], self.patience()).await?;
+        let reply = self
+            .run(&BEAT, &[&key], &[pod.as_bytes(), lives.as_millis().to_string().as_bytes()], self.patience())
+            .await?;
         self.took(began.elapsed());
         let pods = reply.number(0) as u32;
         if pods == 0 {
             return Err(Fault::Unable("the server does not run scripts as Redis does".into()));
         }
-        self.pods.store(pods, Ordering::Relaxed);
+        self.counted(pods, lives);
         Ok(())
+    }
+
+    /// Takes in how many pods there are. Fewer count only when there have been no more for some time: a server that has
+    /// lost all counts those who have come back so far, and the first of them must not take itself for the fleet.
+    fn counted(&self, pods: u32, lives: Duration) {
+        let (mut census, now) = (self.census.lock(), Instant::now());
+        if pods >= census.0 || now - census.1 > lives {
+            *census = (pods, now);
+        }
+        self.pods.store(census.0, Ordering::Relaxed);
+    }
+
+    /// How long a pod is taken to live after a sign of life.
+    fn lives(&self) -> Duration {
+        3 * self.rhythm().max(QUICKEST_RHYTHM)
     }
 }
 
