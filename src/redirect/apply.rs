@@ -1,20 +1,17 @@
-//! Runs the programs that set the rules, and tells what keeps them from it.
+//! Sets the rules and takes them away, by whichever program can.
 //!
 //! A family's rules are there as a whole or not at all: each program changes a table in one transaction, and where it
 //! takes two and the second fails, the first is taken back. The same holds between the families where both are asked
 //! for. Where IPv6 is only taken along, a pod gets its IPv4 rules without it: a node that cannot redirect IPv6 mostly
 //! has none.
 
-use std::fmt;
-use std::io::{ErrorKind, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::{env, fs, io};
+use std::{fmt, fs};
 
 use clap::ValueEnum;
-use thiserror::Error;
 
 use super::iptables::{self, Present};
+use super::program::{Refused, Why, is_found, run};
 use super::{Family, Plan, nft};
 
 /// Which program is asked for.
@@ -134,8 +131,9 @@ pub fn remove(choice: Choice, ipv6: Ipv6) -> Result<Done, String> {
     Ok(Done { told: format!("no redirect is left ({})", names.join(", ")), notes: Vec::new() })
 }
 
-/// The shell script that does what [`set_up`] or [`remove`] do. It needs no rights and looks at no rules: in it there
-/// are none before a set-up, and all of them before a removal.
+/// The shell script that does what [`set_up`] or [`remove`] do by the first program that is there, or would be asked
+/// for. It needs no rights and looks at no rules: it takes for granted that there are none before a set-up, and all of
+/// them before a removal.
 pub fn script(plan: &Plan, choice: Choice, ipv6: Ipv6, is_removal: bool) -> String {
     let backend = match choice.installed() {
         Ok(backends) => backends[0],
@@ -288,180 +286,5 @@ impl Backend {
             Family::V4 => format!("iptables{flavour}"),
             Family::V6 => format!("ip6tables{flavour}"),
         }
-    }
-}
-
-/// Why a program did not do it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
-    Absent,
-    Rights,
-    Kernel,
-    Other,
-}
-
-/// A program that did not do it. The message says what would help.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{message}")]
-struct Refused {
-    why: Why,
-    message: String,
-}
-
-impl Refused {
-    fn absent(program: &str) -> Self {
-        let package = if program == "nft" { "nftables" } else { "iptables" };
-        let message = format!("{program} is not installed: it comes with the package {package}");
-        Self { why: Why::Absent, message }
-    }
-
-    fn no_ipv6() -> Self {
-        Self { why: Why::Kernel, message: "IPv6 is to be redirected, but there is none here".into() }
-    }
-
-    /// From what the program printed as it failed.
-    fn told(program: &str, told: &str) -> Self {
-        let told = told.trim();
-        let why = judge(told);
-        let help = match why {
-            Why::Rights if program.contains("legacy") || told.contains("(legacy)") => {
-                "it takes the capabilities NET_ADMIN and NET_RAW"
-            }
-            Why::Rights => "it takes the capability NET_ADMIN",
-            Why::Kernel => "the kernel lacks what the rules need: nat, or a module for it that is not loaded",
-            Why::Absent | Why::Other if told.contains("lock file") => {
-                "its lock file is in a folder that cannot be written; XTABLES_LOCKFILE can name another"
-            }
-            Why::Absent | Why::Other => "the rules were refused",
-        };
-        Self { why, message: format!("{program} failed: {help}. It says: {told}") }
-    }
-
-    /// With what came of taking back.
-    fn and_then(mut self, taken_back: Result<(), Self>, otherwise: &str) -> Self {
-        if let Err(refused) = taken_back {
-            self.message += &format!("\n{otherwise}: {}", refused.message);
-        }
-        self
-    }
-}
-
-/// What kind of failure the words of nft, iptables and iptables-legacy mean. Their exit codes do not tell.
-fn judge(told: &str) -> Why {
-    const RIGHTS: [&str; 3] = ["Operation not permitted", "Permission denied", "you must be root"];
-    const KERNEL: [&str; 6] = [
-        "Table does not exist",
-        "Protocol not supported",
-        "Operation not supported",
-        "No such file or directory",
-        "No chain/target/match by that name",
-        "Address family not supported",
-    ];
-    let says = |words: &[&str]| words.iter().any(|word| told.contains(word));
-    match () {
-        () if told.contains("lock file") => Why::Other,
-        () if says(&RIGHTS) => Why::Rights,
-        () if says(&KERNEL) => Why::Kernel,
-        () => Why::Other,
-    }
-}
-
-/// Runs a program with this on its standard input: what it printed.
-fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, Refused> {
-    let output = feed(program, arguments, input).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Refused::absent(program),
-        _ => Refused { why: Why::Other, message: format!("{program} cannot be run: {error}") },
-    })?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(Refused::told(program, &String::from_utf8_lossy(&output.stderr))),
-    }
-}
-
-fn feed(program: &str, arguments: &[&str], input: &str) -> io::Result<std::process::Output> {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .env("PATH", search_path())
-        // What it says is read here.
-        .env("LC_ALL", "C")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        match stdin.write_all(input.as_bytes()) {
-            // It failed before it had read all: why, it tells itself.
-            Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(error),
-            _ => {}
-        }
-    }
-    child.wait_with_output()
-}
-
-fn is_found(program: &str) -> bool {
-    env::split_paths(&search_path()).any(|folder| folder.join(program).is_file())
-}
-
-/// Where programs are, those of the system included, which are not in everybody's `PATH`.
-fn search_path() -> String {
-    let path = env::var("PATH").unwrap_or_default();
-    format!("{path}:/usr/sbin:/sbin")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_tell_what_would_help() {
-        let legacy = "iptables v1.8.9 (legacy): can't initialize iptables table `nat': ";
-        for (program, told, why, help) in [
-            (
-                "nft",
-                "Error: Could not process rule: Operation not permitted",
-                Why::Rights,
-                "capability NET_ADMIN.",
-            ),
-            (
-                "iptables",
-                "iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)",
-                Why::Rights,
-                "capability NET_ADMIN.",
-            ),
-            ("iptables", &format!("{legacy}Permission denied (you must be root)"), Why::Rights, "NET_RAW"),
-            (
-                "iptables",
-                &format!("{legacy}Table does not exist (do you need to insmod?)"),
-                Why::Kernel,
-                "kernel lacks",
-            ),
-            ("nft", "Error: Could not process rule: No such file or directory", Why::Kernel, "kernel lacks"),
-            (
-                "iptables-restore",
-                "Fatal: can't open lock file /run/xtables.lock: Read-only file system",
-                Why::Other,
-                "XTABLES_LOCKFILE",
-            ),
-            (
-                "iptables-restore",
-                "Fatal: can't open lock file /run/xtables.lock: Permission denied",
-                Why::Other,
-                "XTABLES_LOCKFILE",
-            ),
-            ("nft", "Error: syntax error", Why::Other, "refused"),
-        ] {
-            let refused = Refused::told(program, told);
-            assert_eq!(refused.why, why, "{told}");
-            assert!(refused.message.contains(help) && refused.message.ends_with(told), "{}", refused.message);
-        }
-    }
-
-    #[test]
-    fn an_absent_program_is_told_with_its_package() {
-        assert_eq!(
-            Refused::absent("nft").message,
-            "nft is not installed: it comes with the package nftables"
-        );
-        assert!(Refused::absent("ip6tables-restore").message.ends_with("the package iptables"));
     }
 }

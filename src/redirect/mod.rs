@@ -1,6 +1,6 @@
 //! The rules of transparent mode: they send what agents in this network namespace connect to outside to hedgerow's
-//! transparent port. Here is what is wanted; [`nft`] and [`iptables`] say it in the kernel's two languages,
-//! [`apply`] runs the programs that speak them.
+//! transparent port. Here is what is wanted; [`nft`] and [`iptables`] say it in the kernel's two languages, and
+//! [`apply`] has a program that speaks one of them do it.
 //!
 //! The rules stand in the output path alone, in this order:
 //!
@@ -19,6 +19,7 @@ pub mod apply;
 mod arguments;
 pub mod iptables;
 pub mod nft;
+mod program;
 
 pub use arguments::Arguments;
 
