@@ -76,7 +76,7 @@ async fn all_rules() -> String {
     }
     // Times, and the counters of chains.
     let lines = all.lines().filter(|line| !line.starts_with('#'));
-    lines.map(|line| line.split('[').next().unwrap().to_owned() + "\n").collect()
+    lines.map(|line| line.split_once('[').map_or(line, |(rule, _)| rule).to_owned() + "\n").collect()
 }
 
 /// curl as this user: the body and the status.

@@ -157,12 +157,12 @@ fn without_rights_it_says_which_are_needed() {
 /// `hedgerow redirect` where this program does nothing but fail with these words. The kernel here has all that the
 /// rules need, so that others have to say what they would of one that has not.
 async fn redirect_without(program: &str, told: &str, arguments: &[&str]) -> Finished {
-    let folder = TempDir::new().unwrap();
+    let folder = TempDir::new().expect("a temporary folder");
     let file = folder.path().join(program);
-    fs::write(&file, format!("#!/bin/sh\necho \"{told}\" >&2\nexit 3\n")).unwrap();
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&file, format!("#!/bin/sh\necho \"{told}\" >&2\nexit 3\n")).expect("a file can be written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("one's own file");
     let mut redirect = Command::new(env!("CARGO_BIN_EXE_hedgerow"));
-    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
     redirect.arg("redirect").args(arguments).env("PATH", path);
     finished(redirect).await
 }
