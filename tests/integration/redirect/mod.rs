@@ -70,7 +70,7 @@ async fn output(program: &str, arguments: &[&str]) -> String {
 
 /// All rules that this namespace has, of every kind, without counters.
 async fn all_rules() -> String {
-    let mut all = output("nft", &["list", "ruleset"]).await;
+    let mut all = output("nft", &["--stateless", "list", "ruleset"]).await;
     for program in ["iptables-legacy-save", "ip6tables-legacy-save"] {
         all += &output(program, &[]).await;
     }
