@@ -21,14 +21,15 @@ SHARED := $(or $(CARGO_TARGET_DIR),target)
 # Java and Go are not among them: where they are, their clients are tested too. Redis is run by the tests, on ports of
 # their own; where installing it starts one on 6379, that one is nobody's business.
 TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node:nodejs npm:npm \
-  taskset:util-linux unshare:util-linux ip:iproute2 nft:nftables redis-server:redis-server
+  taskset:util-linux unshare:util-linux ip:iproute2 nft:nftables iptables:iptables \
+  redis-server:redis-server
 
 # Suites that drive the proxy with other languages' clients declare what they need beside themselves.
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
 NODE_NEEDS := $(wildcard tests/*/package-lock.json)
 
-.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke openapi examples clients test bench \
-  simulate clean
+.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke openapi examples clients image-test \
+  test bench simulate clean
 
 help:
 	@echo "make test    all that must hold: setup fmt lint doc deny, every test"
@@ -37,6 +38,7 @@ help:
 	@echo "make openapi     requests made of the fan-out's description, right and wrong (OPENAPI='--seed 1' for others)"
 	@echo "make examples    the examples of agents, among tools that fail"
 	@echo "make clients    real clients through every mode (CLIENTS_RUN='--only httpx --mode forward' for some)"
+	@echo "make image-test    the image around a static binary: what is in it, and that it runs (as root)"
 	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
 	@echo "make simulate    a fleet of up to 10,000 pods, on paper (PODS=8,100 for others, SIMULATE=rates for one table)"
 	@echo "make setup   install what the others need"
@@ -116,6 +118,15 @@ clients: tools python node
 	$(CARGO) build --locked
 	$(CARGO) build --locked --manifest-path $(CLIENTS) --target-dir $(SHARED)
 	.venv/bin/python tests/clients/run.py --bin $(SHARED)/debug/hedgerow $(CLIENTS_RUN)
+
+# A target is named so that the flags are for the binary alone, and nothing else is built anew.
+STATIC := $(shell uname -m)-unknown-linux-gnu
+
+image-test:
+	$(MAKE) tools TOOLS="buildah:buildah ip:iproute2 unshare:util-linux python3:python3"
+	RUSTFLAGS="-C target-feature=+crt-static" CARGO_PROFILE_RELEASE_STRIP=symbols \
+	  $(CARGO) build --release --locked --target $(STATIC)
+	tests/image/run.sh $(SHARED)/$(STATIC)/release/hedgerow
 
 # The load benchmark is built and unit-tested with the rest, so that it does not rot; it is run by `bench`.
 test: setup fmt lint doc deny

@@ -1,7 +1,7 @@
 //! The process put together: policy, shared state, ports; in which order it starts and leaves.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
@@ -61,6 +61,13 @@ pub enum StartError {
     Setup(String),
 }
 
+impl StartError {
+    /// Whether another process has the port.
+    fn is_taken(&self) -> bool {
+        matches!(self, Self::Port { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
+    }
+}
+
 /// A process that serves.
 pub struct Running {
     proxy: Arc<Proxy>,
@@ -105,11 +112,11 @@ async fn serve(
     let proxy_port = bind("proxy", config.listen.proxy).await?;
     let admin_port = bind("admin", config.listen.admin).await?;
     let (proxy_address, admin_address) = (address(&proxy_port)?, address(&admin_port)?);
-    let transparent_port = match config.listen.transparent {
-        Some(wanted) => Some(bind("transparent", wanted).await?),
-        None => None,
+    let transparent_ports = match config.listen.transparent {
+        Some(wanted) => bind_transparent(wanted).await?,
+        None => Vec::new(),
     };
-    let transparent_address = transparent_port.as_ref().map(address).transpose()?;
+    let transparent_address = transparent_ports.first().map(address).transpose()?;
 
     metrics.set_config(&config.hash);
     let ports = [Some(proxy_address), Some(admin_address), transparent_address].into_iter().flatten();
@@ -144,7 +151,7 @@ async fn serve(
         tokio::spawn(sweep(proxy.clone())),
         tokio::spawn(liaison::run(proxy.clone())),
     ];
-    if let Some(port) = transparent_port {
+    for port in transparent_ports {
         tasks.push(tokio::spawn(accept::run(door(port, Listener::Transparent), proxy.clone())));
     }
     tracing::info!(proxy = %proxy_address, admin = %admin_address, "hedgerow listens");
@@ -267,6 +274,21 @@ async fn sweep(proxy: Arc<Proxy>) {
         proxy.registry().sweep(&config, now);
         proxy.metrics().upkeep();
     }
+}
+
+/// A redirect rule sends IPv4 to 127.0.0.1 and IPv6 to ::1, so the first of them stands for both.
+async fn bind_transparent(wanted: SocketAddr) -> Result<Vec<TcpListener>, StartError> {
+    let mut ports = vec![bind("transparent", wanted).await?];
+    if wanted.ip() == Ipv4Addr::LOCALHOST {
+        let twin = SocketAddr::from((Ipv6Addr::LOCALHOST, address(&ports[0])?.port()));
+        match bind("transparent", twin).await {
+            Ok(port) => ports.push(port),
+            Err(error) if error.is_taken() => return Err(error),
+            // Where there is no IPv6, no rule redirects it.
+            Err(error) => tracing::debug!(%error, "IPv6 is not taken"),
+        }
+    }
+    Ok(ports)
 }
 
 async fn bind(key: &'static str, wanted: SocketAddr) -> Result<TcpListener, StartError> {

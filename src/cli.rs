@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config;
-use crate::{app, demo, telemetry};
+use crate::{app, demo, redirect, telemetry};
 
 /// Bounded, hedged, isolated and cut off: a sidecar proxy for the tool calls of LLM agents.
 #[derive(Debug, Parser)]
@@ -50,6 +50,8 @@ enum Command {
     Schema,
     /// Show on 15 simulated tools what hedgerow does.
     Demo,
+    /// Set up, or take away, the rules that send this network namespace's connections to the transparent port.
+    Redirect(redirect::Arguments),
 }
 
 /// Failed: `check` found problems, or the proxy could not start.
@@ -75,6 +77,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Explain { file, url, method } => explain(&file, &url, &method),
         Command::Schema => print(format_args!("{:#}\n", config::schema())),
         Command::Demo => demo::run(),
+        Command::Redirect(arguments) => redirect(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -96,6 +99,19 @@ fn check(file: &std::path::Path) -> Result<(), String> {
 fn explain(file: &std::path::Path, url: &str, method: &http::Method) -> Result<(), String> {
     let loaded = config::load(file).map_err(|problems| problems.to_string())?;
     print(format_args!("{}", loaded.explain(url, method)?))
+}
+
+fn redirect(arguments: &redirect::Arguments) -> Result<(), String> {
+    let (plan, backend, ipv6) = (arguments.plan(), arguments.backend, arguments.ipv6);
+    if arguments.dry_run {
+        return print(format_args!("{}", redirect::apply::script(&plan, backend, ipv6, arguments.remove)));
+    }
+    let done = match arguments.remove {
+        true => redirect::apply::remove(backend, ipv6)?,
+        false => redirect::apply::set_up(&plan, backend, ipv6)?,
+    };
+    done.notes.iter().for_each(|note| eprintln!("{note}"));
+    print(format_args!("{}\n", done.told))
 }
 
 /// Writes to standard output. A reader that has gone, as `head` does, has had enough: no failure.

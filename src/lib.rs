@@ -77,6 +77,8 @@ pub mod app;
 
 pub mod demo;
 
+pub mod redirect;
+
 pub mod cli;
 
 #[cfg(test)]

@@ -88,7 +88,10 @@ pub(super) fn direct_rule(text: &str) -> Result<DirectRule, String> {
 
 /// A range of addresses (CIDR), or one address. Of IPv4 addresses that are mapped into IPv6 it is the IPv4 range,
 /// since whoever is compared with it comes in that form.
-pub(super) fn range(text: &str) -> Result<IpNet, String> {
+///
+/// # Errors
+/// What was expected instead, for the person who wrote it.
+pub fn range(text: &str) -> Result<IpNet, String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(ip.to_canonical().into());
     }

@@ -34,6 +34,7 @@ mod unsupported;
 pub mod watch;
 
 pub use explain::{Explained, Explanation, Source};
+pub use hosts::range;
 pub use load::{Loaded, embedded, load, parse};
 pub use problem::{Path, Place, Problem, Problems, Segment, Severity};
 pub use schema::schema;

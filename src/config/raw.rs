@@ -167,7 +167,7 @@ keys! {
     Listen {
         /// Forward proxy, reverse by host, CONNECT. Default: 127.0.0.1:15300.
         proxy: Socket,
-        /// Connections that iptables redirects here. Default: off.
+        /// Connections that redirect rules send here; at 127.0.0.1 those of IPv6, which they send to ::1, too. Default: off.
         transparent: Switch<Socket>,
         /// Health, metrics, status. Default: 127.0.0.1:15302.
         admin: Socket,

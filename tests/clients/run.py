@@ -5,6 +5,9 @@ Each row is a client with the environment of a container that hedgerow was injec
 forward (http), tunnel (https that only passes), intercept (https that hedgerow reads). Everything runs on
 loopback: the origin and a name server in this process, hedgerow and the clients beside it.
 
+In the modes redirect (http) and redirect-tls (https that hedgerow reads) the clients are told of no proxy. They run as
+root, in a network namespace with the rules of `hedgerow redirect`; the origin is in another one.
+
     .venv/bin/python tests/clients/run.py --only httpx --mode forward
 """
 
@@ -20,7 +23,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness import clients, dns, hedgerow, pki
+from harness import clients, dns, hedgerow, pki, pod
 from harness.cases import MODES, Case, Mode, Seen, Wrong
 from harness.clients import Absent, Client
 from harness.hedgerow import Hedgerow
@@ -35,13 +38,20 @@ AT_ONCE = 2 + (os.cpu_count() or 1)
 class Bench:
     """Everything around the clients. The servers live on an event loop in a thread of its own."""
 
-    def __init__(self, binary: Path, folder: Path):
+    def __init__(self, binary: Path, folder: Path, in_pod: bool):
         self.folder = folder
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.pki = pki.make(folder, hedgerow.HOSTS)
-        self.origin = self.on_loop(Origin(self.pki, repositories(folder)).start())
-        self.hedgerow = Hedgerow(binary, folder, self.pki, self.on_loop(dns.serve()))
+        origin, names = Origin(self.pki, repositories(folder)), self.on_loop(dns.serve())
+        if in_pod:
+            self.pod = pod.Pod([name for name in hedgerow.NAMES if name != hedgerow.LONG], [hedgerow.LONG])
+            ports = [self.pod.listen(port) for port in pod.PORTS.values()]
+            self.origin = self.on_loop(origin.start_on(*ports))
+        else:
+            self.pod = None
+            self.origin = self.on_loop(origin.start())
+        self.hedgerow = Hedgerow(binary, folder, self.pki, names, self.pod)
         self.ports = {"http": self.origin.http_port, "https": self.origin.https_port}
 
     def on_loop(self, coroutine):
@@ -52,7 +62,8 @@ class Bench:
         folder = self.folder / as_word(f"{client.name} {mode}")
         folder.mkdir()
         relay = self.on_loop(Relay(self.hedgerow.port).start())
-        environment = hedgerow.environment(relay.port, self.hedgerow.trust, folder)
+        proxy_port = None if mode.is_redirected else relay.port
+        environment = hedgerow.environment(proxy_port, self.hedgerow.trust, folder)
         program = client.open(environment, folder)
         try:
             due = [case for case in client.cases if mode in case.modes]
@@ -128,12 +139,30 @@ def arguments():
     )
     parser.add_argument("--only", action="append", help="clients whose name has this in it")
     parser.add_argument("--mode", action="append", choices=[mode.name for mode in MODES])
+    # Set where this runs itself in a pod.
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> int:
-    asked, began = arguments(), time.monotonic()
+    asked = arguments()
     modes = [mode for mode in MODES if not asked.mode or mode.name in asked.mode]
+    if asked.inside:
+        return run(asked, modes)
+    # By turns: each is a run of its own, with its own table.
+    redirected = [mode.name for mode in modes if mode.is_redirected]
+    others = [mode for mode in modes if not mode.is_redirected]
+    code = run(asked, others) if others else 0
+    if redirected:
+        only = [part for name in asked.only or [] for part in ("--only", name)]
+        chosen = [part for name in redirected for part in ("--mode", name)]
+        again = ["--inside", "--bin", str(asked.bin.resolve()), *only, *chosen]
+        code = pod.run_inside(Path(__file__).resolve(), again) or code
+    return code
+
+
+def run(asked, modes: list[Mode]) -> int:
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hedgerow-clients-") as temporary:
         folder = Path(temporary)
         # The programs in Rust lie where hedgerow's own binary does.
@@ -141,7 +170,7 @@ def main() -> int:
         rows = [row for row in rows if not asked.only or any(part in row.name for part in asked.only)]
         if not rows:
             raise SystemExit(f"no client's name has {' or '.join(asked.only)} in it")
-        bench = Bench(asked.bin.resolve(), folder)
+        bench = Bench(asked.bin.resolve(), folder, asked.inside)
         cells = [(row, mode) for row in rows if isinstance(row, Client) for mode in modes]
         try:
             with ThreadPoolExecutor(AT_ONCE) as pool:

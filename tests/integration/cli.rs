@@ -156,6 +156,9 @@ async fn wrong_usage_ends_with_2_and_help_with_0() {
         &["explain", "policy.yaml"],
         &["explain", "policy.yaml", "http://a/", "-X", "GE T"],
         &["--log-level", "a=b=c", "schema"],
+        &["redirect", "--ports", "80,65536"],
+        &["redirect", "--exclude-cidrs", "10.0.0.0/33"],
+        &["redirect", "--proxy-uid", "0"],
     ] {
         let wrong = hedgerow(Path::new("/"), arguments).await;
         assert_eq!((wrong.code, wrong.stdout.as_str()), (2, ""), "{arguments:?}");
@@ -163,7 +166,7 @@ async fn wrong_usage_ends_with_2_and_help_with_0() {
     }
     let help = hedgerow(Path::new("/"), &["--help"]).await;
     assert_eq!(help.code, 0);
-    for command in ["run", "check", "explain", "schema", "demo"] {
+    for command in ["run", "check", "explain", "schema", "demo", "redirect"] {
         assert!(help.stdout.contains(&format!("\n  {command} ")), "{}", help.stdout);
     }
     let version = hedgerow(Path::new("/"), &["--version"]).await;

@@ -63,6 +63,7 @@ mod intercept_not;
 mod isolation;
 mod limits;
 mod rate_limit;
+mod redirect;
 mod retry;
 mod reuse;
 mod routes;

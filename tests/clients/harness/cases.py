@@ -32,6 +32,8 @@ class Mode:
     name: str
     scheme: str
     host: str
+    # No proxy is told; rules send the client to hedgerow.
+    is_redirected: bool = False
 
     def __str__(self):
         return self.name
@@ -40,9 +42,11 @@ class Mode:
 FORWARD = Mode("forward", "http", INTERCEPTED)
 TUNNEL = Mode("tunnel", "https", TUNNELLED)
 INTERCEPT = Mode("intercept", "https", INTERCEPTED)
-MODES = (FORWARD, TUNNEL, INTERCEPT)
+REDIRECT = Mode("redirect", "http", INTERCEPTED, is_redirected=True)
+REDIRECT_TLS = Mode("redirect-tls", "https", INTERCEPTED, is_redirected=True)
+MODES = (FORWARD, TUNNEL, INTERCEPT, REDIRECT, REDIRECT_TLS)
 # Where hedgerow sees requests. In a tunnel it sees the CONNECT alone.
-READ = (FORWARD, INTERCEPT)
+READ = (FORWARD, INTERCEPT, REDIRECT, REDIRECT_TLS)
 
 
 @dataclass
@@ -90,7 +94,7 @@ def said(text: str) -> Callable[[Seen], None]:
 
     def judge(seen: Seen):
         _answered(seen, 200, text)
-        if seen.client.h2 and seen.mode is not FORWARD and seen.report["http"] != "2":
+        if seen.client.h2 and seen.mode.scheme == "https" and seen.report["http"] != "2":
             raise Wrong(f"HTTP/{seen.report['http']} instead of HTTP/2")
 
     return judge
@@ -284,7 +288,8 @@ HTTP = [
     Case("post", "post", "/echo", said('"ask"')),
     Case("stream", "stream", "/events", streamed('{"n": 5}')),
     Case("reuse", "twice", "/hello", reused("from the tool")),
-    Case("long name", "get", "/hello", said("from the tool"), modes=(INTERCEPT,), host=LONG),
+    # In a pod it leads to an IPv6 address alone.
+    Case("long name", "get", "/hello", said("from the tool"), modes=(INTERCEPT, REDIRECT, REDIRECT_TLS), host=LONG),
     ADDRESSED,
     *_errors("get", "/hello", "/hang"),
 ]
@@ -302,11 +307,11 @@ WEBSOCKET = [
 ]
 MCP = [Case("session", "session", "/mcp", held_a_session), *_errors("session", "/mcp")]
 # In the clear gRPC needs an upstream with `origin: h2c`, which is not a matter of the client.
-ENCRYPTED = (TUNNEL, INTERCEPT)
+ENCRYPTED = (TUNNEL, INTERCEPT, REDIRECT_TLS)
 GRPC = [
     Case("unary", "unary", "/grpc/say", said("hello"), modes=ENCRYPTED),
     Case("stream", "stream", "/grpc/count", streamed("hello"), modes=ENCRYPTED),
-    *_errors("unary", "/grpc/say", "/grpc/hang", modes=(INTERCEPT,)),
+    *_errors("unary", "/grpc/say", "/grpc/hang", modes=(INTERCEPT, REDIRECT_TLS)),
 ]
 GIT = [
     Case("clone", "clone", "/repository.git", said("a first commit")),

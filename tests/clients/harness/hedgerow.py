@@ -4,6 +4,7 @@ import os
 from itertools import count
 from pathlib import Path
 
+from . import pod
 from .pki import Pki
 from .process import Process
 
@@ -16,7 +17,10 @@ PINNED = "pinned.test"
 LONG = "a-host-whose-name-is-longer-than-the-common-name-of-a.certificate.test"
 # Without a name there is no SNI. Clients are told to go to 127.0.0.1 directly, but that is not the only one.
 ADDRESS = "127.0.0.2"
-HOSTS = [INTERCEPTED, TUNNELLED, DENIED, PINNED, LONG, ADDRESS]
+# Where a pod's rules send connections.
+TRANSPARENT = 15301
+NAMES = [INTERCEPTED, TUNNELLED, DENIED, PINNED, LONG]
+HOSTS = [*NAMES, ADDRESS]
 
 # No second attempts and no breaker, so that what arrives at the origin is what the client sent, and a case
 # that fails leaves the others alone.
@@ -31,14 +35,20 @@ upstreams:
 
 
 class Hedgerow(Process):
-    """The one process that all clients go through."""
+    """The one process that all clients go through; in a pod, by the pod's rules."""
 
-    def __init__(self, binary: Path, folder: Path, pki: Pki, dns_port: int):
+    def __init__(self, binary: Path, folder: Path, pki: Pki, dns_port: int, pod_: pod.Pod | None = None):
         self.trust = folder / "trust"
         self.trust.mkdir()
         self.marks = count()
         policy = POLICY % {"dns": dns_port, "trust": self.trust}
-        super().__init__(binary, folder, policy, {"SSL_CERT_FILE": str(pki.root)})
+        environment = {"SSL_CERT_FILE": str(pki.root)}
+        if pod_ is None:
+            super().__init__(binary, folder, policy, environment)
+        else:
+            user, at = pod.as_user(self.trust), f"127.0.0.1:{TRANSPARENT}"
+            super().__init__(binary, folder, policy, environment, transparent=at, prefix=user)
+            pod_.redirect(binary, TRANSPARENT)
 
     def log_of(self, tag: str) -> list[dict]:
         """The lines of requests with this tag that have ended.
@@ -57,8 +67,9 @@ class Hedgerow(Process):
         return [line for line in self.log if line.get("path", "").startswith(f"/{tag}/")]
 
 
-def environment(proxy_port: int, trust: Path, home: Path) -> dict[str, str]:
-    """The variables of a container that hedgerow was injected into, and no others that could help.
+def environment(proxy_port: int | None, trust: Path, home: Path) -> dict[str, str]:
+    """The variables of a container that hedgerow was injected into, and no others that could help. Without a port no
+    proxy is told.
 
     Both cases of each proxy variable, since curl, wget and git read some in lower case alone and others prefer
     upper case. Most programs take the bundle *instead of* the public roots, hence it holds both. Java reads
@@ -80,15 +91,18 @@ def environment(proxy_port: int, trust: Path, home: Path) -> dict[str, str]:
         "CARGO_HTTP_CAINFO",
     ]
     java = [
-        *(f"-D{scheme}.proxyHost=127.0.0.1" for scheme in ("http", "https")),
-        *(f"-D{scheme}.proxyPort={proxy_port}" for scheme in ("http", "https")),
-        "-Dhttp.nonProxyHosts=localhost|127.*|[::1]",
         f"-Djavax.net.ssl.trustStore={trust / 'truststore.p12'}",
         "-Djavax.net.ssl.trustStorePassword=changeit",
     ]
+    proxies = {}
+    if proxy_port is not None:
+        java += [f"-D{scheme}.proxyHost=127.0.0.1" for scheme in ("http", "https")]
+        java += [f"-D{scheme}.proxyPort={proxy_port}" for scheme in ("http", "https")]
+        java += ["-Dhttp.nonProxyHosts=localhost|127.*|[::1]"]
+        proxies |= {name: proxy for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY")}
+        proxies |= {name: direct for name in ("no_proxy", "NO_PROXY")}
     return {
-        **{name: proxy for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY")},
-        **{name: direct for name in ("no_proxy", "NO_PROXY")},
+        **proxies,
         **{name: bundle for name in bundles},
         "WGETRC": str(trust / "wgetrc"),
         "JAVA_TOOL_OPTIONS": " ".join(java),

@@ -5,6 +5,7 @@ the case's tag; everything is recorded under it, and `answers` sees the path wit
 """
 
 import asyncio
+import socket
 import ssl
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -54,6 +55,14 @@ class Origin:
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.tls.load_cert_chain(pki.certificate, pki.key)
         self.tls.set_alpn_protocols(["h2", "http/1.1"])
+
+    async def start_on(self, http: list[socket.socket], https: list[socket.socket]) -> "Origin":
+        """On sockets that listen already."""
+        self.http_port, self.https_port = (sockets[0].getsockname()[1] for sockets in (http, https))
+        plain = [await asyncio.start_server(self._serve, sock=each) for each in http]
+        encrypted = [await asyncio.start_server(self._serve, sock=each, ssl=self.tls) for each in https]
+        self.servers = plain + encrypted
+        return self
 
     async def start(self) -> "Origin":
         self.http_port, self.https_port = free_ports(2)

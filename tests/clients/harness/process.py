@@ -6,26 +6,36 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 START = 15
 
 LISTEN = """
-listen: {{ proxy: "127.0.0.1:{proxy}", admin: "127.0.0.1:{admin}" }}
+listen: {{ proxy: "127.0.0.1:{proxy}", admin: "127.0.0.1:{admin}", transparent: {transparent} }}
 """
 
 
 class Process:
     """A running process under `policy`, to which its ports are added. Its log is read as it comes."""
 
-    def __init__(self, binary: Path, folder: Path, policy: str, environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        binary: Path,
+        folder: Path,
+        policy: str,
+        environment: Mapping[str, str] | None = None,
+        transparent: str = "off",
+        prefix: Sequence[str] = (),
+    ):
+        """`prefix` is a command that runs another."""
         self.port, self.admin_port = free_ports(2)
         file = folder / "policy.yaml"
-        file.write_text(LISTEN.format(proxy=self.port, admin=self.admin_port) + policy)
+        ports = {"proxy": self.port, "admin": self.admin_port, "transparent": transparent}
+        file.write_text(LISTEN.format(**ports) + policy)
         self.messages = folder / "hedgerow.log"
         self.process = subprocess.Popen(
-            [binary, "run", "--config", file],
+            [*prefix, binary, "run", "--config", file],
             env=environment or {},
             stdout=subprocess.PIPE,
             stderr=self.messages.open("w"),

@@ -4,11 +4,13 @@ import { HttpsProxyAgent } from 'https-proxy-agent';
 
 const proxy = process.env.https_proxy;
 
-/** For `http://` in absolute-form, and for `https://` through a tunnel. */
-export const agents = {
-  http: new HttpProxyAgent(proxy, { keepAlive: true }),
-  https: new HttpsProxyAgent(proxy, { keepAlive: true }),
-};
+/** For `http://` in absolute-form, and for `https://` through a tunnel; none where no proxy is told. */
+export const agents = proxy
+  ? {
+      http: new HttpProxyAgent(proxy, { keepAlive: true }),
+      https: new HttpsProxyAgent(proxy, { keepAlive: true }),
+    }
+  : {};
 
 /** Through a tunnel whatever the scheme, as a WebSocket needs it. */
-export const tunnel = new HttpsProxyAgent(proxy);
+export const tunnel = proxy && new HttpsProxyAgent(proxy);

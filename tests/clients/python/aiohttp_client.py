@@ -46,7 +46,7 @@ async def twice(url, headers):
 
 
 async def websocket(url, headers):
-    proxy = os.environ["https_proxy"]
+    proxy = os.environ.get("https_proxy")
     async with session() as http, http.ws_connect(url, headers=headers, proxy=proxy) as socket:
         await socket.send_str("hello")
         return saw(101, await socket.receive_str())

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use tokio::sync::watch;
 
 use super::client::{Agent, Response, absolute};
 use super::port::{STARTS, Taken};
-use super::soon;
+use super::{netns, soon};
 
 /// Where a running hedgerow listens, and what can be asked there. The same for every way to start one.
 #[derive(Debug, Clone, Copy)]
@@ -209,6 +210,7 @@ pub struct Launch {
     policy: String,
     layout: Layout,
     transparent: Option<IpAddr>,
+    user: Option<u32>,
     clients: Vec<String>,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
@@ -233,6 +235,11 @@ impl Launch {
     /// Puts these ranges into `listen.clients`, which a port needs that is not on loopback.
     pub fn clients(self, ranges: &[&str]) -> Self {
         Self { clients: ranges.iter().map(|&range| range.to_owned()).collect(), ..self }
+    }
+
+    /// Runs as this user, where there are several.
+    pub fn user(self, user: u32) -> Self {
+        Self { user: Some(user), ..self }
     }
 
     /// Sets a variable of the process's environment.
@@ -281,7 +288,14 @@ impl Launch {
             listen += &format!(", clients: {:?}", self.clients);
         }
         let policy = PolicyFile::create(self.layout, &listen, &self.policy);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_hedgerow"))
+        let mut command = match self.user {
+            Some(user) => {
+                chown(policy.folder(), Some(user), Some(user)).expect("root may give a folder away");
+                Command::from(as_user(user, env!("CARGO_BIN_EXE_hedgerow")))
+            }
+            None => Command::new(env!("CARGO_BIN_EXE_hedgerow")),
+        };
+        let mut child = command
             .arg("run")
             .arg("--config")
             .arg(policy.path())
@@ -299,6 +313,14 @@ impl Launch {
         let stderr = Lines::of(child.stderr.take().expect("stderr is piped"));
         HedgerowProcess { policy, stdout, stderr, child, given }
     }
+}
+
+/// A program as another user, who may read what root may: the binary under test can lie in root's home.
+pub fn as_user(user: u32, program: &str) -> std::process::Command {
+    let mut command = netns::command("setpriv");
+    command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+    command.args(["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", program]);
+    command
 }
 
 /// A hedgerow of its own process, killed when dropped.
@@ -335,6 +357,7 @@ impl HedgerowProcess {
             policy: policy.to_owned(),
             layout: Layout::Plain,
             transparent: None,
+            user: None,
             clients: Vec::new(),
             environment,
             arguments,

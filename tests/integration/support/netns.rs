@@ -8,9 +8,15 @@
 use std::any::type_name;
 use std::env;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::Write;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::AsFd;
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::thread;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Set in the run that is inside.
 const INSIDE: &str = "HEDGEROW_TEST_NETNS";
@@ -19,22 +25,34 @@ const INSIDE: &str = "HEDGEROW_TEST_NETNS";
 /// must be the closure that is all of a `#[test]`, since the name of that is taken from it. Panics where there can be no namespace,
 /// with the reason: a test that skips itself is taken for one that passes.
 pub fn in_namespace<T: AsyncFnOnce()>(set_up: fn(), test: T) {
+    in_namespace_of(Users::Root, type_name::<T>(), async || {
+        set_up();
+        test().await;
+    });
+}
+
+/// The same with all users, so that processes of the test can be somebody else, which takes more rights. The test gets
+/// what `set_up` makes.
+pub fn in_namespace_of_all_users<W, T: AsyncFnOnce(W)>(set_up: fn() -> W, test: T) {
+    in_namespace_of(Users::All, type_name::<T>(), async || test(set_up()).await);
+}
+
+fn in_namespace_of(users: Users, path: &str, test: impl AsyncFnOnce()) {
     if env::var_os(INSIDE).is_some() {
         ip("link set lo up");
-        set_up();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         return runtime.expect("a runtime can be made").block_on(test());
     }
-    let path = type_name::<T>();
     let name = path.split_once("::").map_or(path, |(_, inside)| inside);
     let name = name.split("::{{").next().expect("a split has a first part");
-    let kind = namespaces().as_ref().unwrap_or_else(|why| panic!("{why}"));
+    let maker = users.namespaces().as_ref().unwrap_or_else(|why| panic!("{why}"));
     let itself = env::current_exe().expect("a test runs from a file");
-    let output = command("unshare")
-        .args(*kind)
+    let output = command(maker[0])
+        .args(&maker[1..])
+        // sudo passes no variables on.
+        .args(["env", &format!("{INSIDE}=yes"), &format!("PATH={}", path_with_sbin())])
         .arg(itself)
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
-        .env(INSIDE, "yes")
         .output()
         .expect("unshare was there a moment ago");
     let (stdout, stderr) = (lossy(&output.stdout), lossy(&output.stderr));
@@ -45,27 +63,74 @@ pub fn in_namespace<T: AsyncFnOnce()>(set_up: fn(), test: T) {
     );
 }
 
-/// What makes namespaces here, or why nothing does.
-fn namespaces() -> &'static Result<&'static [&'static str], String> {
-    static KIND: OnceLock<Result<&[&str], String>> = OnceLock::new();
-    KIND.get_or_init(|| {
-        let mut why = String::new();
-        for kind in [&["--user", "--map-root-user", "--net"][..], &["--net"]] {
-            // Rules are what this is for, so those are tried as well.
-            let trial = "ip link set lo up && nft add table inet trial";
-            match command("unshare").args(kind).args(["sh", "-c", trial]).output() {
-                Ok(output) if output.status.success() => return Ok(kind),
-                Ok(output) => why += &format!("\n  unshare {}: {}", kind.join(" "), lossy(&output.stderr).trim()),
-                Err(error) => why += &format!("\n  unshare: {error}"),
+/// Who there is in a namespace.
+#[derive(Clone, Copy)]
+enum Users {
+    /// Root alone.
+    Root,
+    /// Everybody.
+    All,
+}
+
+impl Users {
+    /// What may make such namespaces, the first choice first.
+    fn makers(self) -> &'static [&'static [&'static str]] {
+        match self {
+            Self::Root => &[&["unshare", "--user", "--map-root-user", "--net"], &["unshare", "--net"]],
+            Self::All => &[
+                &["unshare", "--net"],
+                &["sudo", "-n", "unshare", "--net"],
+                &["unshare", "--user", "--map-root-user", "--map-auto", "--net"],
+            ],
+        }
+    }
+
+    /// Rules, and being somebody else, are what this is for, so those are tried as well.
+    fn trial(self) -> &'static str {
+        match self {
+            Self::Root => "ip link set lo up && nft add table inet trial",
+            Self::All => {
+                "ip link set lo up && nft add table inet trial && setpriv --reuid=2747 --clear-groups true"
             }
         }
-        Err(format!(
-            "no network namespace with redirect rules can be made here. It takes either root with CAP_SYS_ADMIN \
-             (in Docker: --cap-add SYS_ADMIN --cap-add NET_ADMIN) or user namespaces \
-             (kernel.unprivileged_userns_clone, user.max_user_namespaces, AppArmor's userns restriction), and the \
-             commands unshare (util-linux), ip (iproute2) and nft (nftables). What was tried:{why}"
-        ))
-    })
+    }
+
+    /// What makes namespaces here, or why nothing does.
+    fn namespaces(self) -> &'static Result<&'static [&'static str], String> {
+        static ROOT: OnceLock<Result<&[&str], String>> = OnceLock::new();
+        static ALL: OnceLock<Result<&[&str], String>> = OnceLock::new();
+        let found = match self {
+            Self::Root => &ROOT,
+            Self::All => &ALL,
+        };
+        found.get_or_init(|| {
+            let mut why = String::new();
+            for maker in self.makers() {
+                match command(maker[0]).args(&maker[1..]).args(["sh", "-c", self.trial()]).output() {
+                    Ok(output) if output.status.success() => return Ok(maker),
+                    Ok(output) => {
+                        why += &format!("\n  {}: {}", maker.join(" "), lossy(&output.stderr).trim());
+                    }
+                    Err(error) => why += &format!("\n  {}: {error}", maker[0]),
+                }
+            }
+            let otherwise = match self {
+                Self::Root => {
+                    "user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces, AppArmor's \
+                     userns restriction)"
+                }
+                Self::All => {
+                    "sudo without a password, or user namespaces and a range in /etc/subuid and /etc/subgid"
+                }
+            };
+            Err(format!(
+                "no network namespace with redirect rules can be made here. It takes either root with \
+                 CAP_SYS_ADMIN (in Docker: --cap-add SYS_ADMIN --cap-add NET_ADMIN) or {otherwise}, and the \
+                 commands unshare and setpriv (util-linux), ip (iproute2) and nft (nftables). What was \
+                 tried:{why}"
+            ))
+        })
+    }
 }
 
 /// `ip`, which must succeed.
@@ -100,11 +165,15 @@ fn succeeded(what: &str, output: &Output) {
 }
 
 /// A command, also one that is where only root looks.
-fn command(program: impl AsRef<OsStr>) -> Command {
+pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    let path = env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command.env("PATH", path_with_sbin());
     command
+}
+
+fn path_with_sbin() -> String {
+    let path = env::var("PATH").unwrap_or_default();
+    format!("{path}:/usr/sbin:/sbin")
 }
 
 fn lossy(bytes: &[u8]) -> String {
@@ -146,9 +215,35 @@ impl Neighbour {
     }
 
     #[track_caller]
-    fn run(&self, program: &str, arguments: &[&str]) {
+    pub fn run(&self, program: &str, arguments: &[&str]) {
         let output = self.command(program).args(arguments).output().expect("nsenter can be started");
         succeeded(&format!("{program} {}", arguments.join(" ")), &output);
+    }
+
+    /// A socket that listens there, for a server that lives here.
+    pub fn listener(&self, address: SocketAddr) -> TcpListener {
+        let listener = self.there(move || TcpListener::bind(address)).expect("a port there is free");
+        listener.set_nonblocking(true).expect("a socket takes the option");
+        listener
+    }
+
+    /// The same for datagrams.
+    pub fn datagrams(&self, address: SocketAddr) -> UdpSocket {
+        let socket = self.there(move || UdpSocket::bind(address)).expect("a port there is free");
+        socket.set_nonblocking(true).expect("a socket takes the option");
+        socket
+    }
+
+    /// Does something there. A socket stays in the namespace that it was made in, whoever uses it, and a thread can
+    /// change its own.
+    fn there<T: Send + 'static>(&self, make: impl FnOnce() -> T + Send + 'static) -> T {
+        let namespace = File::open(format!("/proc/{}/ns/net", self.holder.id())).expect("the holder lives");
+        let inside = move || {
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), kind).expect("its owner may enter a namespace");
+            make()
+        };
+        thread::spawn(inside).join().expect("a short thread")
     }
 
     /// A command that runs there.

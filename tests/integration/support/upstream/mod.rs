@@ -56,6 +56,7 @@ pub struct Upstream {
 /// How an [`Upstream`] shall listen; made by [`Upstream::on`].
 pub struct Setup {
     address: SocketAddr,
+    listener: Option<std::net::TcpListener>,
     tls: Option<TlsAcceptor>,
 }
 
@@ -82,7 +83,10 @@ impl Setup {
     }
 
     async fn listen(self, script: Option<Script>) -> Upstream {
-        let listener = TcpListener::bind(self.address).await.expect("a loopback address can be bound");
+        let listener = match self.listener {
+            Some(listener) => TcpListener::from_std(listener).expect("a socket that does not block"),
+            None => TcpListener::bind(self.address).await.expect("a loopback address can be bound"),
+        };
         let address = listener.local_addr().expect("a bound listener has an address");
         let record = Arc::new(Record::default());
         let (sender, exchanges) = mpsc::unbounded_channel();
@@ -106,7 +110,13 @@ impl Upstream {
 
     /// On a free port of this address: `127.0.0.2`, `::1`.
     pub fn on(ip: impl Into<IpAddr>) -> Setup {
-        Setup { address: SocketAddr::new(ip.into(), 0), tls: None }
+        Setup { address: SocketAddr::new(ip.into(), 0), listener: None, tls: None }
+    }
+
+    /// On a socket that listens already and does not block, as one of another network namespace.
+    pub fn at(listener: std::net::TcpListener) -> Setup {
+        let address = listener.local_addr().expect("a bound listener has an address");
+        Setup { address, listener: Some(listener), tls: None }
     }
 
     /// A loopback address where nobody listens and nobody will: connections are refused as long as the returned
