@@ -524,16 +524,14 @@ async fn a_mute_server_costs_its_timeout_and_only_the_first_calls() {
 }
 
 #[tokio::test]
-async fn no_call_waits_beyond_its_own_deadline() {
+async fn a_call_keeps_half_of_its_time_for_the_upstream() {
     let (redis, upstream) = (RedisServer::start().await, Upstream::answering(|_| Reply::ok("x")).await);
     let pod = pod(&redis, &upstream, "").await;
     redis.pause();
-    let began = Instant::now();
-    let deadline = deadline_in(Duration::from_millis(200));
+    let deadline = deadline_in(Duration::from_millis(1500));
     let answer = ask(&pod, &upstream, ("GET", "/", &[("X-Request-Deadline", &deadline)])).await;
-    assert_eq!((answer.status, answer.json()["error"].as_str()), (504, Some("deadline_exceeded")));
-    assert!(began.elapsed() < Duration::from_millis(800), "{:?}", began.elapsed());
-    assert_eq!(upstream.count(), 0);
+    assert_eq!((answer.status, answer.text()), (200, "x"));
+    assert_eq!(upstream.count(), 1);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //!
 //! **Who opens it.** Each pod's state machine goes by what the pod itself has seen. One that opens on evident
 //! failures (answers, resets, silence after the request had gone out; not a name that cannot be resolved or a
-//! connection that cannot be made) says so, and when enough pods say so at the same time ([`quorum`]), all
+//! connection that cannot be made) says so, and when enough pods say so at the same time (`quorum`), all
 //! open. So one pod with a bad node cuts off nobody else. To add up the failures of all pods was rejected:
 //! in a fleet of thousands there are always enough for any sum, and to set them against the successes would cost a
 //! message for each. Nothing is lost by it: the first pods of many to have seen enough have seen it when most
