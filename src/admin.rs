@@ -4,6 +4,7 @@
 //! whoever reaches the port must not be able to take the agent's calls away.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -37,6 +38,9 @@ const CONNECTIONS: usize = 64;
 /// For a head to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What the kubelet and Prometheus need. The rest tells of the policy, or changes something.
+const FOR_ALL: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+
 /// What the admin port may see.
 #[derive(Clone)]
 pub struct View {
@@ -53,15 +57,22 @@ pub async fn run(listener: TcpListener, view: View) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, peer)) = listener.accept().await else {
             sleep(Duration::from_millis(100)).await;
             continue;
         };
         let view = view.clone();
+        let is_reserved = view.proxy.snapshot().listen.is_admin_reserved;
         let held = (place, view.proxy.metrics().connection(Listener::Admin));
         tokio::spawn(async move {
             let service = service_fn(move |request| {
-                let response = answer(&view, &request);
+                let response = match is_for(peer.ip(), is_reserved, request.uri().path()) {
+                    true => answer(&view, &request),
+                    false => text(
+                        StatusCode::FORBIDDEN,
+                        "beyond loopback there are /livez, /readyz and /metrics\n",
+                    ),
+                };
                 async move { Ok::<_, Infallible>(response) }
             });
             let served = http1::Builder::new()
@@ -75,6 +86,12 @@ pub async fn run(listener: TcpListener, view: View) {
             drop(held);
         });
     }
+}
+
+/// Whether `peer` may have this page. A reserved port is one that a pod opens to its network for the kubelet, where
+/// anybody could otherwise set breakers.
+fn is_for(peer: IpAddr, is_reserved: bool, path: &str) -> bool {
+    !is_reserved || peer.to_canonical().is_loopback() || FOR_ALL.contains(&path)
 }
 
 fn answer(view: &View, request: &Request<Incoming>) -> Response<Full<Bytes>> {
@@ -375,4 +392,23 @@ fn pull_lever(view: &View, path: &str) -> Response<Full<Bytes>> {
     }
     tracing::warn!(upstream = name, host, action, "breaker set by an operator");
     as_json(&Value::Object(moved))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_shows_the_network_no_more_than_it_needs() {
+        let loopback = ["127.0.0.1", "::1", "::ffff:127.0.0.1"].map(|ip| ip.parse().unwrap());
+        let network = ["10.0.0.1", "fd00::1", "::ffff:10.0.0.1"].map(|ip| ip.parse().unwrap());
+        for path in ["/livez", "/readyz", "/metrics"] {
+            assert!(loopback.into_iter().chain(network).all(|peer| is_for(peer, true, path)), "{path}");
+        }
+        for path in ["/", "/status", "/config", "/breakers/default/force_open", "/livez/"] {
+            assert!(loopback.into_iter().all(|peer| is_for(peer, true, path)), "{path}");
+            assert!(!network.into_iter().any(|peer| is_for(peer, true, path)), "{path}");
+            assert!(network.into_iter().all(|peer| is_for(peer, false, path)), "{path}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -16,7 +17,7 @@ use tokio::time::{Instant, interval, sleep_until, timeout_at};
 
 use crate::admin;
 use crate::config::watch::{ReloadResult, Watch};
-use crate::config::{self, Config, Problems};
+use crate::config::{self, Config, Problems, Surroundings};
 use crate::fleet::Fleet;
 use crate::liaison;
 use crate::listen::accept::{self, Door};
@@ -81,15 +82,18 @@ pub struct Running {
     pub transparent_address: Option<SocketAddr>,
 }
 
-/// Starts the proxy on the policy in `path`, which it follows from then on, or on the embedded one.
+/// Starts the proxy on the policy in `path`, which it follows from then on, or on the embedded one; in either case
+/// with what `surroundings` fix.
 /// When it returns, its ports are open.
 ///
 /// # Errors
 /// What keeps it from starting; nothing is left running then.
-pub async fn start(path: Option<&Path>) -> Result<Running, StartError> {
-    let Some(path) = path else { return start_with(config::embedded()).await };
+pub async fn start(path: Option<&Path>, surroundings: &Surroundings) -> Result<Running, StartError> {
+    let Some(path) = path else {
+        return start_with(config::embedded_in(surroundings).map_err(StartError::Policy)?).await;
+    };
     let reloads = Reloads::new();
-    let watch = Watch::start(path, reloads.clone().hook()).map_err(StartError::Policy)?;
+    let watch = Watch::start(path, surroundings, reloads.clone().hook()).map_err(StartError::Policy)?;
     serve(watch.policy().clone(), Some(Arc::new(watch)), reloads).await
 }
 
@@ -292,7 +296,19 @@ async fn bind_transparent(wanted: SocketAddr) -> Result<Vec<TcpListener>, StartE
 }
 
 async fn bind(key: &'static str, wanted: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(wanted).await.map_err(|source| StartError::Port { key, address: wanted, source })
+    let told = |source| StartError::Port { key, address: wanted, source };
+    match TcpListener::bind(wanted).await {
+        // All addresses are those of IPv4 where the kernel knows no others.
+        Err(error) if wanted.ip() == Ipv6Addr::UNSPECIFIED && is_unknown_family(&error) => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, wanted.port())).await.map_err(told)
+        }
+        bound => bound.map_err(told),
+    }
+}
+
+fn is_unknown_family(error: &io::Error) -> bool {
+    let unknown = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL].map(|error| error.raw_os_error());
+    error.raw_os_error().is_some_and(|code| unknown.contains(&code))
 }
 
 fn address(listener: &TcpListener) -> Result<SocketAddr, StartError> {

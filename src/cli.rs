@@ -1,14 +1,14 @@
 //! The command line: arguments and what each subcommand does.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config;
+use crate::config::{self, Surroundings};
 use crate::{app, demo, redirect, telemetry};
 
 /// Bounded, hedged, isolated and cut off: a sidecar proxy for the tool calls of LLM agents.
@@ -30,6 +30,8 @@ enum Command {
         /// The policy file, followed while running; without it the embedded default policy.
         #[arg(long, short, env = "HEDGEROW_CONFIG", value_name = "FILE")]
         config: Option<PathBuf>,
+        #[command(flatten)]
+        surroundings: Surroundings,
     },
     /// Check a policy file and print every problem with its place.
     Check {
@@ -72,7 +74,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         return ExitCode::from(WRONG_USAGE);
     }
     let done = match arguments.command {
-        Command::Run { config } => run_proxy(config),
+        Command::Run { config, surroundings } => run_proxy(config.as_deref(), &surroundings),
         Command::Check { file } => check(&file),
         Command::Explain { file, url, method } => explain(&file, &url, &method),
         Command::Schema => print(format_args!("{:#}\n", config::schema())),
@@ -88,7 +90,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-fn check(file: &std::path::Path) -> Result<(), String> {
+fn check(file: &Path) -> Result<(), String> {
     let loaded = config::load(file).map_err(|problems| problems.to_string())?;
     if !loaded.warnings.is_empty() {
         eprint!("{}", loaded.warnings);
@@ -96,7 +98,7 @@ fn check(file: &std::path::Path) -> Result<(), String> {
     print(format_args!("{}: ok\n", file.display()))
 }
 
-fn explain(file: &std::path::Path, url: &str, method: &http::Method) -> Result<(), String> {
+fn explain(file: &Path, url: &str, method: &http::Method) -> Result<(), String> {
     let loaded = config::load(file).map_err(|problems| problems.to_string())?;
     print(format_args!("{}", loaded.explain(url, method)?))
 }
@@ -122,17 +124,15 @@ fn print(text: std::fmt::Arguments<'_>) -> Result<(), String> {
     }
 }
 
-fn run_proxy(path: Option<PathBuf>) -> Result<(), String> {
+fn run_proxy(path: Option<&Path>, surroundings: &Surroundings) -> Result<(), String> {
     // Read once for the threads; the watcher reads it again when it starts to follow it.
-    let threads = match &path {
-        Some(path) => config::load(path).map_err(|problems| problems.to_string())?.config.threads,
-        None => config::embedded().threads,
-    };
-    let runtime = runtime(threads).map_err(|error| format!("cannot start the runtime: {error}"))?;
+    let loaded = config::at_start(path, surroundings).map_err(|problems| problems.to_string())?;
+    let runtime =
+        runtime(loaded.config.threads).map_err(|error| format!("cannot start the runtime: {error}"))?;
     let outcome = runtime.block_on(async {
         // Before anybody can see that the process is ready: until then a signal ends it the hard way.
         let signals = Signals::new().map_err(|error| format!("cannot follow signals: {error}"))?;
-        let running = app::start(path.as_deref()).await.map_err(|error| error.to_string())?;
+        let running = app::start(path, surroundings).await.map_err(|error| error.to_string())?;
         signals.follow(running).await;
         Ok(())
     });

@@ -7,7 +7,7 @@ use super::files::{self, Sources, read_bounded};
 use super::problem::{Path, Place, Problem, Problems, Severity};
 use super::report::Report;
 use super::tree::{self, Node, Value};
-use super::{Config, build, de, raw, sections, unsupported};
+use super::{Config, Surroundings, build, de, raw, sections, unsupported};
 
 /// A policy with what is worth telling about it.
 pub struct Loaded {
@@ -39,11 +39,34 @@ pub(super) struct Version {
 /// # Errors
 /// Every problem that keeps it from being used, in the file's order.
 pub fn load(path: &FilePath) -> Result<Loaded, Problems> {
-    read(path).1
+    read(path, &Surroundings::default()).1
+}
+
+/// The policy on which a process starts: that in `path` or the embedded one, in these surroundings. Blocks.
+///
+/// # Errors
+/// As [`load`].
+pub fn at_start(path: Option<&FilePath>, surroundings: &Surroundings) -> Result<Loaded, Problems> {
+    match path {
+        Some(path) => read_at_start(path, surroundings).1,
+        None => built_in(surroundings),
+    }
+}
+
+/// As [`read`], but for a file that may come later.
+pub(super) fn read_at_start(
+    path: &FilePath,
+    surroundings: &Surroundings,
+) -> (Version, Result<Loaded, Problems>) {
+    let (version, loaded) = read(path, surroundings);
+    match loaded {
+        Err(_) if surroundings.config_optional && !path.exists() => (version, built_in(surroundings)),
+        loaded => (version, loaded),
+    }
 }
 
 /// The same, with the version that was looked at even if it is no good.
-pub(super) fn read(path: &FilePath) -> (Version, Result<Loaded, Problems>) {
+pub(super) fn read(path: &FilePath, surroundings: &Surroundings) -> (Version, Result<Loaded, Problems>) {
     let name = path.display().to_string();
     let bytes = match read_bounded(path, tree::MAX_FILE as u64) {
         Ok(bytes) => bytes,
@@ -57,7 +80,7 @@ pub(super) fn read(path: &FilePath) -> (Version, Result<Loaded, Problems>) {
     let dir = path.parent().unwrap_or(FilePath::new(""));
     let sources = Sources::new(dir);
     let result = match std::str::from_utf8(&bytes) {
-        Ok(text) => load_text(&name, text, &sources),
+        Ok(text) => load_text_in(&name, text, &sources, surroundings),
         Err(error) => {
             let line = 1 + bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
             let problem = Problem::error(Place { line, column: 1 }, Path::root(), "the file is not UTF-8");
@@ -85,11 +108,32 @@ pub fn parse(text: &str, dir: &FilePath) -> Result<Loaded, Problems> {
 
 /// The policy that holds without a file.
 pub fn embedded() -> Config {
-    let loaded = parse(include_str!("default.yaml"), FilePath::new(""));
-    loaded.expect("a test loads the embedded policy").config
+    built_in(&Surroundings::default()).expect("a test loads the embedded policy").config
 }
 
+/// The same in these surroundings.
+///
+/// # Errors
+/// They contradict each other.
+pub fn embedded_in(surroundings: &Surroundings) -> Result<Config, Problems> {
+    built_in(surroundings).map(|loaded| loaded.config)
+}
+
+fn built_in(surroundings: &Surroundings) -> Result<Loaded, Problems> {
+    load_text_in("policy", include_str!("default.yaml"), &Sources::new(FilePath::new("")), surroundings)
+}
+
+/// The policy in `text`, with nothing around it.
 pub(super) fn load_text(name: &str, text: &str, sources: &Sources) -> Result<Loaded, Problems> {
+    load_text_in(name, text, sources, &Surroundings::default())
+}
+
+fn load_text_in(
+    name: &str,
+    text: &str,
+    sources: &Sources,
+    surroundings: &Surroundings,
+) -> Result<Loaded, Problems> {
     let mut tree = tree::parse(text).map_err(|problem| Problems::new(name, text, vec![problem]))?;
     let mut problems = Vec::new();
     if text.contains("${") {
@@ -97,11 +141,20 @@ pub(super) fn load_text(name: &str, text: &str, sources: &Sources) -> Result<Loa
     }
     unsupported::refuse(&mut tree, &mut problems);
     let mut doubts = sections::doubts_of_empty_stages(&mut tree);
-    let policy: raw::Policy = de::from_tree(&mut tree, &mut problems);
+    let mut policy: raw::Policy = de::from_tree(&mut tree, &mut problems);
+    surroundings.settle(&mut policy);
     let report = Report::new(&tree);
     let mut config = build::build(&policy, &report, sources);
     config.hash = sources.hash(text.as_bytes());
     problems.append(&mut report.into_problems());
+    if surroundings.admin.is_some() {
+        config.listen.is_admin_reserved = true;
+        // Nobody beyond loopback reads or sets anything there.
+        let is_doubt_of_admin = |problem: &Problem| {
+            problem.severity == Severity::Warning && problem.path == Path::of(["listen", "admin"])
+        };
+        problems.retain(|problem| !is_doubt_of_admin(problem));
+    }
     problems.append(&mut doubts);
     if problems.iter().any(|problem| problem.severity == Severity::Error) {
         return Err(Problems::new(name, text, problems));

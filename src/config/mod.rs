@@ -27,6 +27,7 @@ mod secret;
 mod sections;
 mod shared_state;
 mod stages;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -35,11 +36,12 @@ pub mod watch;
 
 pub use explain::{Explained, Explanation, Source};
 pub use hosts::range;
-pub use load::{Loaded, embedded, load, parse};
+pub use load::{Loaded, at_start, embedded, embedded_in, load, parse};
 pub use problem::{Path, Place, Problem, Problems, Segment, Severity};
 pub use schema::schema;
 pub use secret::SecretBytes;
 pub use shared_state::{LARGEST_QUORUM, Login, Redis, RedisKind, SharedState};
+pub use surroundings::Surroundings;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -120,6 +122,8 @@ pub struct Listen {
     pub transparent: Option<SocketAddr>,
     /// Health, metrics, status.
     pub admin: SocketAddr,
+    /// Peers beyond loopback get no more of the admin port than health and metrics.
+    pub is_admin_reserved: bool,
     /// Who may connect when `proxy` or `transparent` is not on loopback; empty means loopback peers
     /// alone.
     pub clients: Vec<IpNet>,

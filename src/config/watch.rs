@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::load::{self, Loaded, Version};
-use super::{Config, Problems};
+use super::{Config, Problems, Surroundings};
 
 /// A burst is over when nothing happens for so long.
 const QUIET: Duration = Duration::from_millis(100);
@@ -97,13 +97,23 @@ impl Watch {
     /// not block. Blocks itself while the file is read.
     ///
     /// # Errors
-    /// Every problem of the file as it is now: a start on a broken policy is refused.
-    pub fn start(path: &Path, on_result: impl Fn(ReloadResult) + Send + 'static) -> Result<Self, Problems> {
-        Self::start_with(path, Box::new(on_result), true)
+    /// Every problem of the file as it is now: a start on a broken policy is refused. One that is not there yet is
+    /// no problem where the surroundings say so; one that goes later leaves in force what was.
+    pub fn start(
+        path: &Path,
+        surroundings: &Surroundings,
+        on_result: impl Fn(ReloadResult) + Send + 'static,
+    ) -> Result<Self, Problems> {
+        Self::start_with(path, surroundings, Box::new(on_result), true)
     }
 
-    fn start_with(path: &Path, on_result: OnResult, with_events: bool) -> Result<Self, Problems> {
-        let (version, loaded) = load::read(path);
+    fn start_with(
+        path: &Path,
+        surroundings: &Surroundings,
+        on_result: OnResult,
+        with_events: bool,
+    ) -> Result<Self, Problems> {
+        let (version, loaded) = load::read_at_start(path, surroundings);
         let Loaded { config, warnings, .. } = loaded?;
         log_warnings(&warnings);
         let now = SystemTime::now();
@@ -122,6 +132,7 @@ impl Watch {
         shared.signal.set(|pending| pending.changed = true);
         let follower = Follower {
             path: path.to_owned(),
+            surroundings: surroundings.clone(),
             directories: Directories::new(with_events.then(|| shared.clone())),
             shared: shared.clone(),
             seen: version,
@@ -200,6 +211,7 @@ impl Signal {
 /// The watching thread.
 struct Follower {
     path: PathBuf,
+    surroundings: Surroundings,
     shared: Arc<Shared>,
     directories: Directories,
     /// The version that was looked at last, in force or not.
@@ -247,7 +259,7 @@ impl Follower {
     }
 
     fn look(&mut self) {
-        let (version, loaded) = load::read(&self.path);
+        let (version, loaded) = load::read(&self.path, &self.surroundings);
         // The burst may have led back to what was there before.
         if version != self.seen {
             self.seen = version;
@@ -259,7 +271,7 @@ impl Follower {
 
     fn reload(&mut self) {
         let is_refused = self.shared.status.lock().error.is_some();
-        let (version, loaded) = load::read(&self.path);
+        let (version, loaded) = load::read(&self.path, &self.surroundings);
         if version != self.seen || is_refused {
             self.seen = version;
             self.take(loaded);
@@ -435,7 +447,13 @@ mod tests {
             let on_result = Box::new(move |result| {
                 let _ = sender.send(result);
             });
-            let watch = Watch::start_with(&dir.path().join("policy.yaml"), on_result, with_events).unwrap();
+            let watch = Watch::start_with(
+                &dir.path().join("policy.yaml"),
+                &Surroundings::default(),
+                on_result,
+                with_events,
+            )
+            .unwrap();
             Self { dir, watch, results }
         }
 
@@ -536,7 +554,7 @@ mod tests {
         fs::create_dir(&inner).unwrap();
         fs::write(inner.join("policy.yaml"), policy(1)).unwrap();
         let (sender, results) = channel();
-        let watch = Watch::start(&inner.join("policy.yaml"), move |result| {
+        let watch = Watch::start(&inner.join("policy.yaml"), &Surroundings::default(), move |result| {
             let _ = sender.send(result);
         })
         .unwrap();

@@ -24,6 +24,7 @@ mod drain;
 mod garbage;
 mod metrics;
 mod reload;
+mod sidecar;
 mod start;
 mod support_itself;
 mod support_redis;

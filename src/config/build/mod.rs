@@ -121,6 +121,7 @@ impl Builder<'_> {
             proxy: keys.proxy.map_or(SocketAddr::from(([127, 0, 0, 1], 15300)), |Socket(proxy)| proxy),
             transparent: keys.transparent.as_ref().and_then(Switch::on).map(|Socket(address)| *address),
             admin: keys.admin.map_or(SocketAddr::from(([127, 0, 0, 1], 15302)), |Socket(admin)| admin),
+            is_admin_reserved: false,
             clients,
         };
         for (key, address) in [("proxy", Some(listen.proxy)), ("transparent", listen.transparent)] {

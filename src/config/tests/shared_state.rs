@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{config, load, loaded, parse, refused};
 use crate::config::files::Sources;
-use crate::config::{Config, Loaded, Login, Method, Problems, RedisKind, SharedState, Stages};
+use crate::config::{Config, Loaded, Login, Method, Problems, RedisKind, SharedState, Stages, Surroundings};
 
 /// Passwords with all that is special in a URL, and a whole URL.
 fn variable(name: &str) -> Option<String> {
@@ -85,12 +85,15 @@ fn a_file_with_the_password_is_one_of_the_policy_s_own() {
     let path = dir.path().join("policy.yaml");
     fs::write(&path, sharing("redis://:${file:password}@a.example")).unwrap();
     fs::write(dir.path().join("password"), "one").unwrap();
-    let (first, loaded) = load::read(&path);
+    let (first, loaded) = load::read(&path, &Surroundings::default());
     assert_eq!(first.files, [dir.path().join("password")]);
     fs::write(dir.path().join("password"), "two").unwrap();
     assert_ne!(load::glance(&path, &first.files), first.fingerprint);
     // The hash that is shown knows nothing of it.
-    assert_eq!(load::read(&path).1.unwrap().config.hash, loaded.unwrap().config.hash);
+    assert_eq!(
+        load::read(&path, &Surroundings::default()).1.unwrap().config.hash,
+        loaded.unwrap().config.hash
+    );
 }
 
 #[test]

@@ -201,6 +201,8 @@ fn label_of(text: &str, line: &str) -> (String, String) {
 pub enum Layout {
     /// A file.
     Plain,
+    /// There is none yet.
+    Absent,
     /// As the kubelet mounts a ConfigMap: the file is a link into `..data`, a link to a folder of one version.
     ConfigMap,
 }
@@ -214,9 +216,18 @@ pub struct Launch {
     clients: Vec<String>,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
+    is_sidecar: bool,
 }
 
+/// What a policy says of ports that its pod has settled otherwise.
+const CONTRARY: &str = "proxy: 127.0.0.1:1, admin: 127.0.0.1:2, transparent: 127.0.0.1:3";
+
 impl Launch {
+    /// Has the ports from arguments, as a pod's sidecar has them, while the policy names others.
+    pub fn sidecar(self) -> Self {
+        Self { is_sidecar: true, ..self }
+    }
+
     /// Mounts the policy as a ConfigMap.
     pub fn layout(self, layout: Layout) -> Self {
         Self { layout, ..self }
@@ -287,6 +298,14 @@ impl Launch {
         if !self.clients.is_empty() {
             listen += &format!(", clients: {:?}", self.clients);
         }
+        let mut settled = Vec::new();
+        if self.is_sidecar {
+            CONTRARY.clone_into(&mut listen);
+            settled.push("--config-optional".to_owned());
+            settled.push(format!("--proxy={}", ports.proxy));
+            settled.push(format!("--admin={}", ports.admin));
+            settled.push(format!("--transparent={}", ports.transparent));
+        }
         let policy = PolicyFile::create(self.layout, &listen, &self.policy);
         let mut command = match self.user {
             Some(user) => {
@@ -299,6 +318,7 @@ impl Launch {
             .arg("run")
             .arg("--config")
             .arg(policy.path())
+            .args(settled)
             .args(&self.arguments)
             .env_clear()
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
@@ -361,6 +381,7 @@ impl HedgerowProcess {
             clients: Vec::new(),
             environment,
             arguments,
+            is_sidecar: false,
         }
     }
 
@@ -445,7 +466,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    fn of(pipe: impl AsyncRead + Unpin + Send + 'static) -> Self {
+    /// Of a process's pipe.
+    pub fn of(pipe: impl AsyncRead + Unpin + Send + 'static) -> Self {
         let lines = Arc::new(watch::Sender::new(Vec::new()));
         let (closing, open) = watch::channel(true);
         let collected = Arc::clone(&lines);
@@ -501,6 +523,7 @@ impl PolicyFile {
         let mut file = Self { folder, layout, listen, version: 0 };
         match layout {
             Layout::Plain => file.write_in_place(policy),
+            Layout::Absent => {}
             Layout::ConfigMap => {
                 file.swap_config_map(policy);
                 std::os::unix::fs::symlink("..data/policy.yaml", file.path()).expect("a link can be made");
