@@ -9,7 +9,8 @@ use clap::{Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{self, Surroundings};
-use crate::{app, demo, redirect, telemetry};
+use crate::inject::command::{InjectArguments, UninjectArguments};
+use crate::{app, demo, inject, redirect, telemetry};
 
 /// Bounded, hedged, isolated and cut off: a sidecar proxy for the tool calls of LLM agents.
 #[derive(Debug, Parser)]
@@ -52,6 +53,10 @@ enum Command {
     Schema,
     /// Show on 15 simulated tools what hedgerow does.
     Demo,
+    /// Put hedgerow into the workloads of Kubernetes manifests.
+    Inject(InjectArguments),
+    /// Take out what inject has put in.
+    Uninject(UninjectArguments),
     /// Set up, or take away, the rules that send this network namespace's connections to the transparent port.
     Redirect(redirect::Arguments),
 }
@@ -79,6 +84,8 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Explain { file, url, method } => explain(&file, &url, &method),
         Command::Schema => print(format_args!("{:#}\n", config::schema())),
         Command::Demo => demo::run(),
+        Command::Inject(arguments) => inject::command::inject_manifests(&arguments),
+        Command::Uninject(arguments) => inject::command::uninject_manifests(&arguments),
         Command::Redirect(arguments) => redirect(&arguments),
     };
     match done {

@@ -79,6 +79,8 @@ pub mod demo;
 
 pub mod redirect;
 
+pub mod inject;
+
 pub mod cli;
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod access_log;
 mod admin;
 mod cli;
 mod docs;
+mod inject;
 
 mod drain;
 mod garbage;
