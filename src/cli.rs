@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{self, Surroundings};
 use crate::inject::command::{InjectArguments, UninjectArguments};
-use crate::{app, demo, inject, redirect, telemetry};
+use crate::{app, demo, inject, redirect, telemetry, webhook};
 
 /// Bounded, hedged, isolated and cut off: a sidecar proxy for the tool calls of LLM agents.
 #[derive(Debug, Parser)]
@@ -57,6 +57,10 @@ enum Command {
     Inject(InjectArguments),
     /// Take out what inject has put in.
     Uninject(UninjectArguments),
+    /// Serve the admission webhook that injects hedgerow into the pods of a cluster.
+    Webhook(webhook::Arguments),
+    /// Print all objects of a cluster-wide installation, with a new certificate for the webhook.
+    Install(webhook::install::Arguments),
     /// Set up, or take away, the rules that send this network namespace's connections to the transparent port.
     Redirect(redirect::Arguments),
 }
@@ -86,6 +90,8 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Demo => demo::run(),
         Command::Inject(arguments) => inject::command::inject_manifests(&arguments),
         Command::Uninject(arguments) => inject::command::uninject_manifests(&arguments),
+        Command::Webhook(arguments) => serve_webhook(arguments),
+        Command::Install(arguments) => webhook::install::run(&arguments),
         Command::Redirect(arguments) => redirect(&arguments),
     };
     match done {
@@ -146,6 +152,12 @@ fn run_proxy(path: Option<&Path>, surroundings: &Surroundings) -> Result<(), Str
     // What still runs after the drain is cut, not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome
+}
+
+/// Two threads, so that a large review holds up no small one.
+fn serve_webhook(arguments: webhook::Arguments) -> Result<(), String> {
+    let runtime = runtime(2).map_err(|error| format!("cannot start the runtime: {error}"))?;
+    runtime.block_on(webhook::run(arguments))
 }
 
 /// One thread runs without the costs of several.

@@ -81,6 +81,8 @@ pub mod redirect;
 
 pub mod inject;
 
+pub mod webhook;
+
 pub mod cli;
 
 #[cfg(test)]

@@ -77,4 +77,5 @@ mod transparent;
 mod tunnel;
 mod upgrade;
 mod upstream_tls;
+mod webhook;
 mod websocket;
