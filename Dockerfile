@@ -18,6 +18,8 @@ RUN apt-get update \
 WORKDIR /build
 COPY Cargo.toml Cargo.lock ./
 COPY src ./src
+# What `hedgerow install` prints.
+COPY k8s/base ./k8s/base
 # With a libc of its own, the binary needs no other file. A target is named so that build scripts keep theirs.
 ENV RUSTFLAGS="-C target-feature=+crt-static" CARGO_PROFILE_RELEASE_STRIP=symbols
 RUN case "${TARGETARCH:-$(dpkg --print-architecture)}" in \

@@ -28,8 +28,8 @@ TOOLS := cc:gcc python3:python3 openssl:openssl curl:curl wget:wget git:git node
 PYTHON_NEEDS := $(wildcard tests/*/requirements.txt)
 NODE_NEEDS := $(wildcard tests/*/package-lock.json)
 
-.PHONY: help setup tools python node fmt lint doc deny advisories unit fuzz-smoke openapi examples clients image-test \
-  test bench simulate clean
+.PHONY: help setup tools python node kubectl fmt lint doc deny advisories unit fuzz-smoke openapi examples clients \
+  k8s-test k8s-render image-test test bench simulate clean
 
 help:
 	@echo "make test    all that must hold: setup fmt lint doc deny, every test"
@@ -38,12 +38,14 @@ help:
 	@echo "make openapi     requests made of the fan-out's description, right and wrong (OPENAPI='--seed 1' for others)"
 	@echo "make examples    the examples of agents, among tools that fail"
 	@echo "make clients    real clients through every mode (CLIENTS_RUN='--only httpx --mode forward' for some)"
+	@echo "make k8s-test    the Kubernetes manifests, against every supported version's schemas and each other"
+	@echo "make k8s-render    writes k8s/install.yaml anew"
 	@echo "make image-test    the image around a static binary: what is in it, and that it runs (as root)"
 	@echo "make bench   what a request costs, beside a bare proxy (BENCH='--rounds 5 --idle 9000' for more)"
 	@echo "make simulate    a fleet of up to 10,000 pods, on paper (PODS=8,100 for others, SIMULATE=rates for one table)"
 	@echo "make setup   install what the others need"
 
-setup: tools python node
+setup: tools python node kubectl
 
 tools:
 	missing=(); \
@@ -73,6 +75,9 @@ node: $(NODE_NEEDS:package-lock.json=node_modules/.package-lock.json)
 tests/%/node_modules/.package-lock.json: tests/%/package-lock.json
 	cd tests/$* && npm ci --silent --no-audit --no-fund
 	touch $@
+
+kubectl: python
+	.venv/bin/python tests/k8s/kubectl.py >/dev/null
 
 fmt:
 	$(CARGO) fmt --check
@@ -128,6 +133,15 @@ image-test:
 	  $(CARGO) build --release --locked --target $(STATIC)
 	tests/image/run.sh $(SHARED)/$(STATIC)/release/hedgerow
 
+k8s-test: tools python kubectl
+	$(CARGO) build --locked
+	.venv/bin/python tests/k8s/run.py --bin $(SHARED)/debug/hedgerow
+
+k8s-render: kubectl
+	kubectl=$$(.venv/bin/python tests/k8s/kubectl.py); \
+	{ echo '# Rendered from k8s/overlays/cert-manager by `make k8s-render`. It needs cert-manager in the cluster.'; \
+	  "$$kubectl" kustomize k8s/overlays/cert-manager; } >k8s/install.yaml
+
 # The load benchmark is built and unit-tested with the rest, so that it does not rot; it is run by `bench`.
 test: setup fmt lint doc deny
 	$(CARGO) test --locked
@@ -136,6 +150,7 @@ test: setup fmt lint doc deny
 	$(MAKE) openapi
 	$(MAKE) examples
 	$(MAKE) clients
+	$(MAKE) k8s-test
 
 bench:
 	$(CARGO) build --release --locked
