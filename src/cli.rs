@@ -9,8 +9,9 @@ use clap::{Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{self, Surroundings};
-use crate::inject::command::{InjectArguments, UninjectArguments};
-use crate::{app, demo, inject, redirect, telemetry, webhook};
+use crate::kube::inject::command::{InjectArguments, UninjectArguments};
+use crate::kube::{inject, redirect, webhook};
+use crate::{app, demo, telemetry};
 
 /// Bounded, hedged, isolated and cut off: a sidecar proxy for the tool calls of LLM agents.
 #[derive(Debug, Parser)]

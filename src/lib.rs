@@ -32,6 +32,8 @@
 //! A fan-out ([`fanout`]) is asked of the process itself: a list of calls, each of which goes on this journey,
 //! and one answer with what has come of them by one deadline.
 //!
+//! How all this comes into a pod is apart from it ([`kube`]).
+//!
 //! What goes wrong is an [`error::Error`], and [`respond`] gives each the one shape that callers know.
 //!
 //! # Who may use whom
@@ -77,11 +79,7 @@ pub mod app;
 
 pub mod demo;
 
-pub mod redirect;
-
-pub mod inject;
-
-pub mod webhook;
+pub mod kube;
 
 pub mod cli;
 

@@ -8,9 +8,9 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use super::names::PREFIX;
 use super::patch::map_at;
 use super::quantity::{self, Quantity};
+use crate::kube::names::PREFIX;
 
 /// How an agent's traffic gets to the sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -6,10 +6,10 @@
 use serde_json::Value;
 
 use super::annotations::{Mode, Wishes};
-use super::names::{
+use super::patch::{list_at, text_at};
+use crate::kube::names::{
     ADMIN_PORT, CA_DIR, CA_VOLUME, INIT, POLICY_VOLUME, PROXY_PORT, REDIRECT_PORT, SIDECAR, UID,
 };
-use super::patch::{list_at, text_at};
 
 /// Each thing that is in the way.
 pub(super) fn clashes(pod: &Value, wishes: &Wishes) -> Vec<String> {

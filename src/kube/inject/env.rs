@@ -15,8 +15,8 @@
 use serde_json::{Value, json};
 
 use super::annotations::Mode;
-use super::names::{CA_DIR, PROXY_PORT};
 use super::patch::list_at;
+use crate::kube::names::{CA_DIR, PROXY_PORT};
 
 /// A variable, and what to write into it.
 type Variable = (&'static str, String);

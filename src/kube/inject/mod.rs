@@ -12,15 +12,12 @@
 //!
 //! An annotation says what was done, and which variables were the pod's own before, so that [`uninject()`] can
 //! take away exactly the rest.
-//!
-//! Nothing of the proxy is used here: the two meet in the container's arguments.
 
 mod annotations;
 mod clash;
 pub mod command;
 mod env;
 pub mod manifest;
-pub mod names;
 pub mod patch;
 mod quantity;
 pub mod review;
@@ -37,9 +34,9 @@ use serde_json::{Map, Value};
 pub use annotations::Mode;
 pub use uninject::uninject;
 
+use super::names::{self, SIDECAR};
 use annotations::Wishes;
 use env::{Environment, NoProxy};
-use names::SIDECAR;
 use patch::{Patch, Pointer, list_at, map_at, text_at};
 use status::Status;
 

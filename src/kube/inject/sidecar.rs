@@ -6,12 +6,12 @@
 use serde_json::{Map, Value, json};
 
 use super::annotations::{Mode, Wishes};
-use super::names::{
+use super::quantity::Quantity;
+use super::{Settings, SidecarMode};
+use crate::kube::names::{
     ADMIN_PORT, ADMIN_PORT_NAME, CA_DIR, CA_VOLUME, INIT, POLICY_DIR, POLICY_KEY, POLICY_VOLUME, PROXY_PORT,
     REDIRECT_PORT, SIDECAR, UID,
 };
-use super::quantity::Quantity;
-use super::{Settings, SidecarMode};
 
 /// What an idle sidecar and one with a full cache hold, with room; no bound on the processor, which would cost
 /// latency just when there is much to do.

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::names::{CA_VOLUME, INIT, POLICY_VOLUME, SIDECAR};
 use super::patch::{Patch, Pointer, list_at, map_at, text_at};
 use super::status::{self, Status};
 use super::{env, is_injected};
+use crate::kube::names::{CA_VOLUME, INIT, POLICY_VOLUME, SIDECAR};
 
 /// The patch that takes away what [`inject`](super::inject()) added to `pod`; `None` where that is nothing. What
 /// the pod had before, and what was added since under other names, stays.

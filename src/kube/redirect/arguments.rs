@@ -7,8 +7,9 @@ use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
 use super::apply::{Choice, Ipv6};
-use super::{PORT, PROXY_UID, Plan, Ports};
+use super::{Plan, Ports};
 use crate::config;
+use crate::kube::names::{REDIRECT_PORT, UID};
 
 /// The flags of `hedgerow redirect`.
 #[derive(Debug, Clone, Args)]
@@ -44,11 +45,11 @@ pub struct Arguments {
     )]
     exclude_cidrs: Ranges,
     /// The user that hedgerow runs as, whose connections are never redirected.
-    #[arg(long, env = "HEDGEROW_REDIRECT_PROXY_UID", default_value_t = PROXY_UID, value_name = "UID",
+    #[arg(long, env = "HEDGEROW_REDIRECT_PROXY_UID", default_value_t = UID, value_name = "UID",
           value_parser = clap::value_parser!(u32).range(1..))]
     proxy_uid: u32,
     /// Hedgerow's transparent port.
-    #[arg(long, env = "HEDGEROW_REDIRECT_PORT", default_value_t = PORT, value_name = "PORT",
+    #[arg(long, env = "HEDGEROW_REDIRECT_PORT", default_value_t = REDIRECT_PORT, value_name = "PORT",
           value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Refuse UDP to port 443, so that clients of HTTP/3 take TCP.

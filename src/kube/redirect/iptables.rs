@@ -98,7 +98,7 @@ fn to_ports(ports: &[u16], target: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::tests::plan;
+    use crate::kube::redirect::tests::plan;
 
     const NONE: [Present; 2] = [Present { has_chain: false, jumps: 0 }; 2];
 

@@ -28,10 +28,6 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// The user that hedgerow's image runs as.
-pub const PROXY_UID: u32 = 2747;
-/// Where hedgerow takes redirected connections.
-pub const PORT: u16 = 15301;
 /// HTTP/3, by the port that its TCP twin has.
 const QUIC_PORT: u16 = 443;
 

@@ -52,7 +52,7 @@ fn word(family: Family) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::tests::plan;
+    use crate::kube::redirect::tests::plan;
 
     #[test]
     fn a_table_replaces_the_one_before() {

@@ -18,18 +18,18 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use time::{Duration, OffsetDateTime};
 
-use crate::inject::Settings;
-use crate::inject::manifest::{Format, Manifest, render};
+use crate::kube::inject::Settings;
+use crate::kube::inject::manifest::{Format, Manifest, render};
 
 /// What `kubectl kustomize k8s/base` is made of, in the order in which it is to be applied.
 const BASE: [&str; 7] = [
-    include_str!("../../k8s/base/namespace.yaml"),
-    include_str!("../../k8s/base/serviceaccount.yaml"),
-    include_str!("../../k8s/base/deployment.yaml"),
-    include_str!("../../k8s/base/pdb.yaml"),
-    include_str!("../../k8s/base/service.yaml"),
-    include_str!("../../k8s/base/networkpolicy.yaml"),
-    include_str!("../../k8s/base/webhook.yaml"),
+    include_str!("../../../k8s/base/namespace.yaml"),
+    include_str!("../../../k8s/base/serviceaccount.yaml"),
+    include_str!("../../../k8s/base/deployment.yaml"),
+    include_str!("../../../k8s/base/pdb.yaml"),
+    include_str!("../../../k8s/base/service.yaml"),
+    include_str!("../../../k8s/base/networkpolicy.yaml"),
+    include_str!("../../../k8s/base/webhook.yaml"),
 ];
 
 const NAMESPACE: &str = "hedgerow-system";

@@ -1,6 +1,6 @@
 //! The mutating admission webhook: each pod that a cluster makes is shown here, and gets its sidecar.
 //!
-//! What becomes of a pod is decided by [`crate::inject::review`]; here is the server around it. It keeps nothing, asks the
+//! What becomes of a pod is decided by [`crate::kube::inject::review`]; here is the server around it. It keeps nothing, asks the
 //! API server nothing and needs no right in the cluster: all that it knows is in the review. So any number of
 //! replicas may run, and each answers alike.
 //!
@@ -27,7 +27,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
-use crate::inject::Settings;
+use crate::kube::inject::Settings;
 use certificate::Certificate;
 use metrics::Metrics;
 use server::Server;

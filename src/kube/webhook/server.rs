@@ -25,8 +25,8 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Shared;
 use super::metrics::Outcome;
-use crate::inject::Verdict;
-use crate::inject::review::{Reviewed, review};
+use crate::kube::inject::Verdict;
+use crate::kube::inject::review::{Reviewed, review};
 
 /// Connections at once; an API server keeps a few.
 const CONNECTIONS: usize = 512;

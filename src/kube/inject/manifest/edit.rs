@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::tree::{Entry, Kind, Node};
 use super::write::{self, Quotes};
-use crate::inject::patch::{Operation, Patch, Pointer, index};
+use crate::kube::inject::patch::{Operation, Patch, Pointer, index};
 
 /// One change of the text.
 #[derive(Debug, Clone, PartialEq)]
