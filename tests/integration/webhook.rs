@@ -263,6 +263,28 @@ async fn c123_the_rules_and_the_sidecar_are_there_before_what_needs_the_network(
 }
 
 #[tokio::test]
+async fn each_of_twenty_containers_is_led_to_the_proxy_once() {
+    let mut pod = pod(json!({}));
+    let container = |n: usize| match n % 3 {
+        0 => json!({ "name": format!("c{n}"), "image": "agent:1" }),
+        1 => json!({ "name": format!("c{n}"), "image": "agent:1", "env": [] }),
+        _ => json!({ "name": format!("c{n}"), "image": "agent:1", "env": [{ "name": "OWN", "value": "1" }] }),
+    };
+    pod["spec"]["containers"] = (0..20).map(container).collect();
+    let answer = Webhook::start().await.review(&review_of(&pod)).await;
+    let injected = patched(pod, &patch_of(&answer));
+    let containers = injected["spec"]["containers"].as_array().expect("a list");
+    assert_eq!(containers.len(), 20);
+    for (n, container) in containers.iter().enumerate() {
+        let env = container["env"].as_array().expect("a list");
+        let count = |name: &str| env.iter().filter(|variable| variable["name"] == name).count();
+        assert_eq!(container["name"], format!("c{n}"));
+        let counts = (count("HTTP_PROXY"), count("https_proxy"), count("OWN"));
+        assert_eq!(counts, (1, 1, usize::from(n % 3 == 2)), "{container}");
+    }
+}
+
+#[tokio::test]
 async fn pods_are_skipped_or_denied_with_the_reason() {
     let webhook = Webhook::start().await;
     let mut on_node = pod(json!({}));
